@@ -1,0 +1,76 @@
+# `make demo` shows what comes out; `make test` proves that it is right. Both make the virtual
+# environment in .venv first, when it is not there or older than pyproject.toml.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# Stages follow each other, also under `make -j`.
+.NOTPARALLEL:
+
+# The Python that .venv is made with.
+PYTHON ?= python3
+# Options of the demo: make demo DEMO="--steps 50 --checkpointing".
+DEMO ?=
+# Options of pytest: make pytest PYTEST="-k view".
+PYTEST ?=
+# What the oldest supported torch has to pass.
+OLDEST_TORCH ?= 2.8.0
+OLDEST_TESTS ?= tests/tracker
+
+VENV := .venv
+OLDEST_VENV := .venv-oldest
+READY := $(VENV)/.installed
+OLDEST_READY := $(OLDEST_VENV)/.installed
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+.PHONY: demo
+demo: $(READY) ## Train a small GPT and show where each step's time went
+	@$(VENV)/bin/otel-modtrack demo $(DEMO)
+
+.PHONY: test
+test: lint pytest test-oldest ## Run every check: lint, tests with coverage, the oldest torch
+	@echo "make test: PASSED (lint, types, tests, oldest torch)"
+
+.PHONY: lint
+lint: $(READY) ## Check style, format and types
+	@echo "== Lint"
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+.PHONY: pytest
+pytest: $(READY) ## Run the tests with branch coverage
+	@echo "== Tests"
+	@$(VENV)/bin/python -m pytest --cov --cov-report=term $(PYTEST)
+
+.PHONY: test-oldest
+test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported torch
+	@echo "== Tests on torch $(OLDEST_TORCH): $(OLDEST_TESTS)"
+	@$(OLDEST_VENV)/bin/python -m pytest $(OLDEST_TESTS)
+
+.PHONY: bench
+bench: $(READY) ## Measure the overhead per module call
+	@$(VENV)/bin/python benchmarks/overhead.py
+
+.PHONY: format
+format: $(READY) ## Rewrite the code in the project's style
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+.PHONY: clean
+clean: ## Remove the virtual environments and everything that was generated
+	rm -rf $(VENV) $(OLDEST_VENV) build dist .coverage .coverage.* .hypothesis
+	rm -rf .mypy_cache .pytest_cache .ruff_cache benchmarks/results modtrack-demo.jsonl
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml scripts/make_venv.sh
+	@scripts/make_venv.sh $(VENV) "$(PYTHON)" demo,test,dev
+	@touch $@
+
+$(OLDEST_READY): pyproject.toml scripts/make_venv.sh scripts/find_oldest_python.sh
+	@oldest=$$(PYTHON="$(PYTHON)" scripts/find_oldest_python.sh); \
+	scripts/make_venv.sh $(OLDEST_VENV) "$$oldest" test "torch==$(OLDEST_TORCH)"
+	@touch $@

@@ -1,0 +1,192 @@
+"""The ``otel-modtrack`` command.
+
+Each subcommand is a function that adds its options and names what runs it. What runs it imports
+what it needs by itself, so that ``--help`` and ``view`` never wait for torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from otel_modtrack.usage import UsageError
+from otel_modtrack.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Subcommands = argparse._SubParsersAction["Parser"]  # noqa: SLF001 - its only name
+
+
+__all__ = ["main"]
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as a shell reports SIGINT
+EXIT_PIPE_CLOSED = 141  # as a shell reports SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the synopsis before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2 and one sentence on stderr."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        arguments: What stands after the command's name; ``sys.argv`` if None.
+
+    Returns:
+        The exit code: 0, or 2 for what cannot be used.
+
+    Raises:
+        SystemExit: As argparse does, after ``--help`` and for unknown options.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal without box-drawing characters shows "?" in their place.
+            stream.reconfigure(errors="replace")
+    chosen = _parser().parse_args(arguments)
+    try:
+        chosen.run(chosen)
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"otel-modtrack {chosen.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"otel-modtrack {chosen.command}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader, `head` for one, has enough. Python's own flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="otel-modtrack",
+        description="See every torch module call as an OpenTelemetry span.",
+    )
+    parser.add_argument("--version", action="version", version=f"otel-modtrack {__version__}")
+    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (_add_demo, _add_view):
+        add(subcommands)
+    return parser
+
+
+def _add_demo(subcommands: Subcommands) -> None:
+    def run(chosen: argparse.Namespace) -> None:
+        from otel_modtrack.demo.command import Options, run_demo
+
+        run_demo(
+            Options(
+                steps=chosen.steps,
+                out=chosen.out,
+                checkpointing=chosen.checkpointing,
+                seed=chosen.seed,
+            ),
+            colour=_wants_colour(),
+        )
+
+    parser = subcommands.add_parser(
+        "demo",
+        help="train a small GPT, and show where each step's time went",
+        description=(
+            "Train a small character-level GPT on English text that ships with Python, write every "
+            "span to a file, and print the last step as a tree. With OTEL_EXPORTER_OTLP_ENDPOINT "
+            "set, the spans go there as well."
+        ),
+    )
+    parser.add_argument(
+        "--steps",
+        type=_whole_number(at_least=1),
+        default=20,
+        metavar="N",
+        help="training steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        default="modtrack-demo.jsonl",
+        metavar="FILE",
+        help="file of OTLP JSON lines, replaced if it is there (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checkpointing",
+        action="store_true",
+        help="recompute each block's activations in the backward",
+    )
+    parser.add_argument(
+        "--seed",
+        type=_whole_number(at_least=0),
+        default=0,
+        metavar="S",
+        help="seed of the weights and the batches (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_view(subcommands: Subcommands) -> None:
+    def run(chosen: argparse.Namespace) -> None:
+        from otel_modtrack.view.command import view_file
+
+        view_file(
+            chosen.file,
+            step=chosen.step,
+            depth=chosen.depth,
+            top=chosen.top,
+            colour=_wants_colour(),
+        )
+
+    parser = subcommands.add_parser(
+        "view",
+        help="print a step of a trace file as a tree",
+        description="Print one step of a file of OTLP JSON lines as a tree, and its slowest spans.",
+    )
+    parser.add_argument("file", metavar="FILE", help="file of OTLP JSON lines")
+    parser.add_argument(
+        "--step",
+        type=_whole_number(at_least=0),
+        metavar="N",
+        help="number of the training step (default: the last)",
+    )
+    parser.add_argument(
+        "--depth",
+        type=_whole_number(at_least=1),
+        metavar="N",
+        help="levels of the tree to show (default: all)",
+    )
+    parser.add_argument(
+        "--top",
+        type=_whole_number(at_least=0),
+        default=10,
+        metavar="N",
+        help="rows of the table of slowest spans (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _whole_number(*, at_least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = at_least - 1
+        if number < at_least:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is not a whole number of {at_least} or more"
+            )
+        return number
+
+    return parse
+
+
+def _wants_colour() -> bool:
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )

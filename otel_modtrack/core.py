@@ -1,0 +1,277 @@
+"""The state that all trackers of a process share: on or off, names, the log of each thread."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import itertools
+import logging
+import os
+import signal
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch._C._autograd import _get_sequence_nr
+
+from otel_modtrack.names import Names
+from otel_modtrack.regions import Kind, Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_modtrack.backward import Run
+    from otel_modtrack.regions import Region, Unit
+
+__all__ = ["CORE", "THREADS", "Core", "Stretch", "ThreadState"]
+
+logger = logging.getLogger("otel_modtrack")
+
+# Stretches kept alive per thread though no graph was found to hang them on, so that the backward
+# of what leaked out of a call (an activation kept by a hook) still finds its regions.
+_RECENT = 32
+
+_next_thread = itertools.count().__next__
+
+
+class Stretch:
+    """The log of one outermost call: which region was running from which autograd number on.
+
+    ``calls[i]`` was running while the thread's sequence number went from ``numbers[i]`` to
+    ``numbers[i + 1]``: a step function from any node's ``_sequence_nr()`` to the innermost call
+    that made the node. Numbers are per thread, so a stretch says whose they are.
+    """
+
+    __slots__ = ("__weakref__", "armed", "calls", "numbers", "thread")
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.numbers: list[int] = []
+        self.calls: list[Region | None] = []
+        self.armed: set[int] = set()  # numbers of nodes that carry our hook already
+
+    def owner(self, number: int) -> Region | None:
+        """The innermost call that made node `number`; None if it was made outside of any."""
+        at = bisect.bisect_right(self.numbers, number) - 1
+        return real(self.calls[at]) if at >= 0 else None
+
+
+def real(region: Region | None) -> Region | None:
+    """The region itself, or, for an engine run, the call that launched it."""
+    while region is not None and region.subject.kind is Kind.ENGINE:
+        region = region.parent
+    return region
+
+
+class ThreadState:
+    """What one thread is doing.
+
+    Attributes:
+        running: the innermost open region, or None.
+        skip: nothing is recorded on this thread for now (the parent is not sampled).
+        stretch: the log being written, with its two lists beside it, or None between outermost calls.
+        opener: the region whose end ends the stretch.
+        unit: what outermost calls are exported with, while a step or an outermost call is open.
+        var, context: where the user's tracing context lives, and the one that we know to be there.
+        optimizer: the optimizer step that is running, if any.
+        recent: the last stretches with a graph.
+        raising: (exception, failure) while an exception travels outward.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "context",
+        "numbers",
+        "opener",
+        "optimizer",
+        "raising",
+        "recent",
+        "running",
+        "skip",
+        "stretch",
+        "thread",
+        "unit",
+        "var",
+    )
+
+    def __init__(self) -> None:
+        self.thread = _next_thread()
+        self.reset()
+        CORE.states.add(self)
+
+    def reset(self) -> None:
+        """Forget everything, as if the thread had just begun."""
+        self.running: Region | None = None
+        self.skip = not CORE.on
+        self.stretch: Stretch | None = None
+        self.numbers: list[int] = []
+        self.calls: list[Region | None] = []
+        self.opener: Region | None = None
+        self.unit: Unit | None = None
+        self.var: Any = None
+        self.context: Any = None
+        self.optimizer: Region | None = None
+        self.recent: collections.deque[Stretch] = collections.deque(maxlen=_RECENT)
+        self.raising: tuple[Any, Any] | None = None
+
+    def open_stretch(self, opener: Region) -> None:
+        """Begin a log that ends with `opener`."""
+        self.stretch = stretch = Stretch(self.thread)
+        self.numbers, self.calls = stretch.numbers, stretch.calls
+        self.opener = opener
+
+    def close_stretch(self) -> Stretch | None:
+        """End the log; returned only if nodes were made meanwhile."""
+        stretch, self.stretch, self.opener = self.stretch, None, None
+        self.numbers, self.calls = [], []
+        if stretch is None or stretch.numbers[0] == stretch.numbers[-1]:
+            return None
+        self.recent.append(stretch)
+        CORE.remember(stretch)
+        return stretch
+
+    def suspend(self) -> tuple[Any, ...]:
+        """Set what is open aside, for a step that begins inside it. `resume` brings it back."""
+        saved = (
+            self.running,
+            self.skip,
+            self.stretch,
+            self.numbers,
+            self.calls,
+            self.opener,
+            self.unit,
+            self.optimizer,
+            self.context,
+        )
+        self.running = self.stretch = self.opener = self.unit = self.optimizer = None
+        self.numbers, self.calls = [], []
+        return saved
+
+    def resume(self, saved: tuple[Any, ...]) -> None:
+        """What `suspend` set aside goes on."""
+        (
+            self.running,
+            skip,
+            self.stretch,
+            self.numbers,
+            self.calls,
+            self.opener,
+            self.unit,
+            self.optimizer,
+            self.context,
+        ) = saved
+        self.skip = skip or not CORE.on
+
+    def note(self, region: Region | None) -> None:
+        """Write down that `region` is running from here on."""
+        if self.stretch is not None:
+            self.numbers.append(_get_sequence_nr())
+            self.calls.append(region)
+
+
+class _Threads(threading.local):
+    """`state` is the calling thread's."""
+
+    def __init__(self) -> None:
+        self.state = ThreadState()
+
+
+class Core:
+    """Process-wide state. Trackers switch it on and off; it is off in forked children.
+
+    Attributes:
+        on: whether any tracker is active.
+        sink: where records go.
+        runs: engine runs that are under way, by graph task id.
+        stretches: all that still live, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.on = False
+        self.names = Names()
+        self.sink: Sink = Sink()
+        self.states: weakref.WeakSet[ThreadState] = weakref.WeakSet()
+        self.runs: dict[int, Run] = {}
+        self.stretches: list[weakref.ref[Stretch]] = []
+        self.lock = threading.RLock()
+        self.switch_off: Callable[[], None] = lambda: None  # set by whoever switched it on
+        self._prune_at = 64
+
+    def remember(self, stretch: Stretch) -> None:
+        """Keep a stretch findable for as long as its graph (or `recent`) keeps it alive."""
+        self.stretches.append(weakref.ref(stretch))
+        if len(self.stretches) > self._prune_at:
+            with self.lock:
+                self.stretches[:] = [ref for ref in self.stretches if ref() is not None]
+                self._prune_at = 64 + 2 * len(self.stretches)
+
+    def living(self) -> list[Stretch]:
+        """The stretches whose graphs may still be run backward."""
+        return [stretch for ref in self.stretches if (stretch := ref()) is not None]
+
+    def forget(self) -> None:
+        """Drop every log: what was recorded before has no backward regions any more."""
+        self.stretches.clear()
+        self.runs.clear()
+        for state in list(self.states):
+            state.recent.clear()
+
+    def fault(self, where: str, error: Exception) -> None:
+        """A fault of ours: say so once, switch tracking off, and let the user's program go on.
+
+        Raises:
+            Exception: `error` itself, if a signal handler of the user's raised it in our code.
+        """
+        if _from_signal_handler(error):
+            raise error
+        if isinstance(error, RecursionError):
+            return  # the user's own call is about to meet the same limit, and will say so
+        if not self.on:
+            return
+        try:
+            self.switch_off()
+            logger.error(
+                "otel_modtrack: internal error in %s; tracking is now off, your program is not"
+                " affected. Please report this.",
+                where,
+                exc_info=error,
+            )
+        except Exception:  # noqa: BLE001, S110 - nothing of ours may reach the user
+            pass
+
+    def after_fork(self) -> None:
+        """In a forked child: off, and nothing is exported that the parent will export."""
+        self.lock = threading.RLock()
+        for state in list(self.states):
+            if state.unit is not None:
+                state.unit.sink = Sink()
+        if self.on:
+            self.sink = Sink()
+            self.switch_off()
+        self.forget()
+        for state in list(self.states):
+            state.reset()
+
+
+def _from_signal_handler(error: Exception) -> bool:
+    """Whether a Python signal handler is among the frames that `error` passed through."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    codes = set()
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+        if code is not None:
+            codes.add(code)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+CORE = Core()
+THREADS = _Threads()
+os.register_at_fork(after_in_child=CORE.after_fork)

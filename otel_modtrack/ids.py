@@ -1,0 +1,62 @@
+"""Trace and span ids that leave the user's random numbers alone.
+
+The SDK draws ids from the global `random` module: one traced span would change the user's next
+``random.random()``, and two ranks with the same seed would give out the same span ids.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+
+from opentelemetry.sdk.trace import id_generator
+
+__all__ = ["PrivateIds", "is_stock_generator"]
+
+
+class PrivateIds(id_generator.IdGenerator):
+    """Random ids from a generator of its own, seeded by the system, anew after a fork.
+
+    Attributes:
+        preset: this thread's next ids, where they are settled already: ``preset.trace_id`` and
+            ``preset.span_id``; 0 means draw.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random(os.urandom(16))  # noqa: S311 - ids, not secrets
+        self._pid = os.getpid()
+        self.preset = _Preset()
+
+    def _bits(self, count: int) -> int:
+        if os.getpid() != self._pid:
+            self._random.seed(os.urandom(16))
+            self._pid = os.getpid()
+        found = 0
+        while not found:
+            found = self._random.getrandbits(count)
+        return found
+
+    def generate_span_id(self) -> int:
+        """A span id, not 0."""
+        preset, self.preset.span_id = self.preset.span_id, 0
+        return preset or self._bits(64)
+
+    def generate_trace_id(self) -> int:
+        """A trace id, not 0."""
+        preset, self.preset.trace_id = self.preset.trace_id, 0
+        return preset or self._bits(128)
+
+    def is_trace_id_random(self) -> bool:
+        """All bits are random (W3C Trace Context, random-trace-id flag)."""
+        return True
+
+
+class _Preset(threading.local):
+    trace_id = 0
+    span_id = 0
+
+
+def is_stock_generator(generator: object) -> bool:
+    """Whether it is the SDK's own generator, which ours may stand in for."""
+    return type(generator) is id_generator.RandomIdGenerator

@@ -1,0 +1,219 @@
+"""The fully qualified name of a module, its template, and the wrappers that do not show in it.
+
+A fqn begins with the class of the root it was found under, as in torch's ModTracker:
+``GPT.layers.17.mlp``. The first name a module gets stays. Two living roots of one class are told
+apart by a number, ``Net`` and ``Net#2``, which the template leaves out.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from otel_modtrack.regions import Kind, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from otel_modtrack.regions import Region
+
+__all__ = ["Names", "template"]
+
+# (module and class that defines a wrapper, name of the child it wraps). Matched along the MRO, by
+# name, so that nothing is imported for it and subclasses count.
+_WRAPPERS = {
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    (
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel",
+    ): "_fsdp_wrapped_module",
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+    ): "_checkpoint_wrapped_module",
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.optim.swa_utils", "AveragedModel"): "module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
+}
+
+# Classes that torch mixes into the user's class, renaming it: FSDPNet(FSDPModule, Net).
+_MIXINS = {"FSDPModule", "ReplicateModule"}
+
+# How many searches of a whole tree may fail for one root before only direct children are looked
+# at: a program that makes modules on the fly must not pay for the size of its model each time.
+_MISSES_ALLOWED = 16
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_ORDINAL = re.compile(r"#\d+$")
+
+
+def template(fqn: str) -> str:
+    """The low-cardinality form of a fqn, as an HTTP route is of a path.
+
+    Example:
+        >>> template("GPT#2.layers.17.mlp")
+        'GPT.layers.*.mlp'
+    """
+    root, dot, rest = fqn.partition(".")
+    return _ORDINAL.sub("", root) + _INDEX.sub("*", dot + rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _class_facts(cls: type) -> tuple[str, str, str, bool]:
+    """Class name shown, wrapper's class name or "", wrapped child's name or "", plain."""
+    name, wrapper, child = cls.__name__, "", ""
+    for base in cls.__mro__:
+        key = (base.__module__, base.__qualname__)
+        if key in _WRAPPERS:
+            wrapper, child = name, _WRAPPERS[key]
+            break
+    if not wrapper and len(cls.__bases__) > 1 and cls.__bases__[0].__name__ in _MIXINS:
+        return cls.__bases__[1].__name__, cls.__bases__[0].__name__, "", False
+    plain = cls.__module__.startswith("torch.nn.") and "forward" in dir(cls)
+    return name, wrapper, child, plain
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    # The instance's dict, not the attribute: a class may have its own __getattr__.
+    children = module.__dict__.get("_modules") or {}
+    for name, child in list(children.items()):
+        if child is not None:
+            yield name, child
+
+
+class Names:
+    """The subjects of all modules seen, by ``id``; an entry goes when its module does.
+
+    Keyed by ``id`` because a module may be unhashable; the weak reference's callback runs before
+    the id can be used again. Reading ``known`` needs no lock, naming takes one.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, Subject] = {}
+        self._refs: dict[int, weakref.ref[nn.Module]] = {}
+        self._roots: dict[str, set[int]] = {}
+        self._misses: dict[int, int] = {}
+        self._lock = threading.RLock()
+
+    def fqn(self, module: nn.Module) -> str | None:
+        """The name of a module, or None if it was never seen."""
+        subject = self.known.get(id(module))
+        return subject.fqn if subject is not None else None
+
+    def name(self, module: nn.Module, running: Region | None = None) -> Subject:
+        """Name a module that is met for the first time, and everything below it.
+
+        Args:
+            module: the module that is called.
+            running: the region it is called in, whose modules may turn out to own it.
+        """
+        with self._lock:
+            subject = self.known.get(id(module))
+            if subject is not None:
+                return subject
+            for region in running.chain() if running is not None else ():
+                owner = region.subject.ref()
+                if owner is not None and self._adopt(owner, region.subject, module):
+                    return self.known[id(module)]
+            return self._name_root(module)
+
+    def _adopt(self, owner: object, subject: Subject, module: nn.Module) -> bool:
+        """Look for `module` below `owner`, naming what was added there since; True if found."""
+        if self._misses.get(id(owner), 0) < _MISSES_ALLOWED:
+            self._name_tree(owner, subject)  # type: ignore[arg-type]
+        else:
+            for name, child in _children(owner):  # type: ignore[arg-type]
+                if child is module:
+                    self._add_child(child, subject, name)
+                    self._name_tree(child, self.known[id(child)])
+        if id(module) in self.known:
+            return True
+        self._misses[id(owner)] = self._misses.get(id(owner), 0) + 1
+        return False
+
+    def _name_root(self, module: nn.Module) -> Subject:
+        base, inner = type(module), module
+        while True:  # a wrapped root is called what the innermost wrapped module is
+            shown, _, child, _ = _class_facts(base)
+            below = (inner.__dict__.get("_modules") or {}).get(child) if child else None
+            if below is None:
+                break
+            inner, base = below, type(below)
+        known = self.known.get(id(inner))
+        if known is not None and inner is not module:  # wrapped after it was named
+            fqn, target = known.fqn, known.target
+        else:
+            fqn, target = self._root_name(shown, module), None
+        subject = self._add(module, fqn, target)
+        self._name_tree(module, subject)
+        return subject
+
+    def _root_name(self, shown: str, module: nn.Module) -> str:
+        """The class name, with the lowest number that no other living root of the class has."""
+        taken = self._roots.setdefault(shown, set())
+        number = 1
+        while number in taken:
+            number += 1
+        taken.add(number)
+        weakref.finalize(module, taken.discard, number).atexit = False
+        return shown if number == 1 else f"{shown}#{number}"
+
+    def _name_tree(self, root: nn.Module, subject: Subject) -> None:
+        """Name everything below `root`; iterative, and each module once."""
+        stack = [(root, subject)]
+        seen = {id(root)}
+        while stack:
+            module, above = stack.pop()
+            below = []
+            for name, child in _children(module):
+                if id(child) in seen:
+                    continue
+                seen.add(id(child))
+                if id(child) not in self.known:
+                    self._add_child(child, above, name)
+                below.append((child, self.known[id(child)]))
+            stack.extend(reversed(below))
+
+    def _add_child(self, child: nn.Module, above: Subject, name: str) -> None:
+        owner = above.ref()
+        wrapped = above.wrapper and name == _class_facts(type(owner))[2]
+        if wrapped:  # DDP's "module": the same name, and one region with its wrapper
+            self._add(child, above.fqn, above.target)
+        else:
+            self._add(child, f"{above.fqn}.{name}", None)
+
+    def _add(self, module: nn.Module, fqn: str, target: object) -> Subject:
+        shown, wrapper, child, plain = _class_facts(type(module))
+        inner = (module.__dict__.get("_modules") or {}).get(child) if child else None
+        while inner is not None:  # the type shown is that of the innermost wrapped module
+            shown, _, child, _ = _class_facts(type(inner))
+            inner = (inner.__dict__.get("_modules") or {}).get(child) if child else None
+        key = id(module)
+        known, refs, misses = self.known, self._refs, self._misses
+
+        def forget(_: object) -> None:
+            known.pop(key, None)
+            refs.pop(key, None)
+            misses.pop(key, None)
+
+        ref = weakref.ref(module, forget)
+        subject = Subject(
+            Kind.MODULE,
+            fqn,
+            template(fqn),
+            shown,
+            wrapper=wrapper,
+            target=target,
+            plain=plain and "forward" not in module.__dict__,
+            compiled=wrapper == "OptimizedModule",
+            ref=ref,
+        )
+        refs[key] = ref
+        known[key] = subject
+        return subject

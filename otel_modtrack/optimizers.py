@@ -1,0 +1,128 @@
+"""Optimizer steps as regions, through torch's global optimizer hooks.
+
+The hook after a step does not run when the step raises; `check` notices that, by looking for the
+step's frame on the stack, before anything is put under it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import optimizer as torch_optimizer
+
+from otel_modtrack.core import CORE, THREADS, ThreadState, real
+from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["OptimizerHooks", "check"]
+
+_subjects: dict[type, Subject] = {}
+
+
+class OptimizerHooks:
+    """Installs and removes the two global hooks."""
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def install(self) -> None:
+        """See every optimizer's step from now on."""
+        self._handles = [
+            torch_optimizer.register_optimizer_step_pre_hook(_before),
+            torch_optimizer.register_optimizer_step_post_hook(_after),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    try:
+        state = THREADS.state
+        if state.skip:
+            return
+        check(state)
+        kind = type(optimizer)
+        subject = _subjects.get(kind)
+        if subject is None:
+            name = kind.__name__
+            subject = _subjects[kind] = Subject(Kind.OPTIMIZER, name, name, name)
+        _open(state, subject)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+        CORE.fault("an optimizer's step", error)
+
+
+def _open(state: ThreadState, subject: Subject) -> None:
+    from otel_modtrack import forward  # noqa: PLC0415 - forward imports this module
+
+    running = state.running
+    if running is not None and running.subject.kind is not Kind.ENGINE:
+        region = Region(subject, running, running.phase, forward.clock(), running.unit)
+        forward.opened(state, region, plain=True)
+        return
+    run = running.span if running is not None else None
+    parent = state.optimizer or (run.locate() if run is not None else None)
+    unit = parent.unit if parent is not None else state.unit
+    opened_here = unit is None
+    if unit is None:
+        unit = CORE.sink.begin(subject)
+        if unit is None:
+            return
+    region = Region(subject, parent, Phase.FORWARD, time.perf_counter_ns(), unit)
+    if opened_here:
+        state.unit, unit.opener = unit, region
+    region.token = sys._getframe(2)  # noqa: SLF001 - the frame that runs the step
+    unit.regions.append(region)
+    state.optimizer = region
+
+
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    del args, kwargs
+    from otel_modtrack import forward  # noqa: PLC0415
+
+    try:
+        state = THREADS.state
+        name = type(optimizer).__name__
+        running = state.running
+        if running is not None and _is_step(running, name):
+            forward.close(state, running, running.parent)
+        elif state.optimizer is not None and _is_step(state.optimizer, name):
+            _close(state, state.optimizer)
+    except Exception as error:  # noqa: BLE001
+        CORE.fault("an optimizer's step", error)
+
+
+def _is_step(region: Region, name: str) -> bool:
+    return region.subject.kind is Kind.OPTIMIZER and region.subject.fqn == name
+
+
+def _close(state: ThreadState, region: Region) -> None:
+    from otel_modtrack import forward  # noqa: PLC0415
+
+    region.end_ns = forward.clock()
+    region.token = None
+    above = real(region.parent)
+    state.optimizer = (
+        above if above is not None and above.subject.kind is Kind.OPTIMIZER else None
+    )
+    forward.done(state, region)
+
+
+def check(state: ThreadState, error: Failure | None = None) -> None:
+    """Close the optimizer step that has raised, if the running one has: its frame is gone."""
+    while state.optimizer is not None:
+        frame = sys._getframe()  # noqa: SLF001
+        while frame is not None and frame is not state.optimizer.token:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not None:
+            return
+        region = state.optimizer
+        region.failure = error or Failure("_OTHER", "", lambda: "", time.perf_counter_ns())
+        _close(state, region)

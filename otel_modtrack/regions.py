@@ -1,0 +1,240 @@
+"""Plain records of what ran: the common language between torch's side and OpenTelemetry's.
+
+Nothing here knows torch or OpenTelemetry. `forward` and `backward` make these records, `spans`
+turns them into spans.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
+
+
+class Phase:
+    """In which pass a region ran. Plain strings: an enum's hash is a call into Python."""
+
+    FORWARD: Final = "forward"
+    BACKWARD: Final = "backward"
+    RECOMPUTE: Final = "recompute"
+
+
+class Kind(enum.Enum):
+    """What a region is about."""
+
+    MODULE = "module"
+    SCOPE = "region"  # a named region: otel_modtrack.region("loss")
+    OPTIMIZER = "optimizer"
+    BACKWARD = "backward"  # one run of the autograd engine: the root of its backward regions
+    ENGINE = "engine"  # what runs on a thread inside an engine run hangs under it; never exported
+
+
+class Subject:
+    """What regions are about: one module, one named region, one optimizer class.
+
+    Made once, shared by all its regions, and it holds its module weakly.
+
+    Attributes:
+        fqn: name shown to users, beginning with the root's class: ``GPT.layers.17.mlp``.
+        template: the fqn with list indices replaced: ``GPT.layers.*.mlp``.
+        type: the module's class name.
+        wrapper: class name of the wrapper this module is (``DistributedDataParallel``), or "".
+        target: identity shared by a module and all its wrappers, so that they are one region.
+        special: calls directly below may need more than the usual treatment (wrapper, engine run).
+        plain: runs no user code of its own in forward (a class of torch.nn).
+        compiled: its calls are one compiled callable.
+        cache: what `spans` keeps per phase. Emptied when the subject changes.
+    """
+
+    __slots__ = (
+        "cache",
+        "compiled",
+        "fqn",
+        "kind",
+        "plain",
+        "ref",
+        "special",
+        "target",
+        "template",
+        "type",
+        "wrapper",
+    )
+
+    def __init__(  # noqa: PLR0913 - a record, filled by keyword
+        self,
+        kind: Kind,
+        fqn: str,
+        template: str,
+        type_name: str,
+        *,
+        wrapper: str = "",
+        target: object = None,
+        plain: bool = False,
+        compiled: bool = False,
+        ref: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.kind = kind
+        self.fqn = fqn
+        self.template = template
+        self.type = type_name
+        self.wrapper = wrapper
+        self.target = self if target is None else target
+        self.special = bool(wrapper) or kind is Kind.ENGINE
+        self.plain = plain
+        self.compiled = compiled
+        self.ref = ref
+        self.cache: dict[Any, Any] = {}
+
+
+class Failure:
+    """An exception that left a region, told once for all the regions that it escapes.
+
+    Attributes:
+        type: qualified class name, as the semantic conventions want it for ``error.type``.
+        message: ``str(exception)``.
+        format: renders the traceback; called when the span is written, not while the user waits.
+        at_ns: when it was seen (`time.perf_counter_ns`).
+    """
+
+    __slots__ = ("at_ns", "format", "message", "type")
+
+    def __init__(self, type_name: str, message: str, render: Callable[[], str], at_ns: int) -> None:
+        self.type = type_name
+        self.message = message
+        self.format = render
+        self.at_ns = at_ns
+
+
+class Region:
+    """One call of one module in one pass. Times are `time.perf_counter_ns`; 0 means still open.
+
+    Attributes:
+        parent: the region it ran in, or None where it begins a tree.
+        forward: for a backward region, the forward (or recompute) region it belongs to.
+        context: opaque tracing context of the user's that was active at entry, where it is not the
+            parent region's; owned by `current`.
+        token: what undoes the context set for this region; owned by `current`.
+        span: the span or span context it was given; owned by `spans`.
+        index: which call of its subject this is in the step and phase, from 0; None until known.
+        unit: the unit it is exported with.
+    """
+
+    __slots__ = (
+        "context",
+        "end_ns",
+        "failure",
+        "forward",
+        "index",
+        "parent",
+        "phase",
+        "span",
+        "start_ns",
+        "subject",
+        "token",
+        "unit",
+    )
+
+    def __init__(
+        self, subject: Subject, parent: Region | None, phase: str, start_ns: int, unit: Unit
+    ) -> None:
+        self.subject = subject
+        self.parent = parent
+        self.phase = phase
+        self.start_ns = start_ns
+        self.unit = unit
+        self.end_ns = 0
+        self.token: Any = None
+        self.context: Any = None
+        self.span: Any = None
+        self.forward: Region | None = None
+        self.failure: Failure | None = None
+        self.index: int | None = None
+
+    def chain(self) -> list[Region]:
+        """This region and the ones it runs in, innermost first, engine runs left out."""
+        found = []
+        region: Region | None = self
+        while region is not None:
+            if region.subject.kind is not Kind.ENGINE:
+                found.append(region)
+            region = region.parent
+        return found
+
+    def __repr__(self) -> str:
+        return f"<Region {self.phase} {self.subject.fqn or self.subject.kind.value}>"
+
+
+class Unit:
+    """What is exported together: a step, or an outermost call, or an engine run.
+
+    The wall clock is read once, here. All times of the unit are monotonic offsets from it, so
+    that no duration is negative and nesting holds when the clock is set meanwhile. The wall clock
+    is read before the monotonic one: computed times then lie between the user's own readings.
+
+    Attributes:
+        regions: in the order in which they opened.
+        held: bodies (coroutines, generators) that will still add to it; exported at 0.
+        flushed: its spans are written.
+        opener: the outermost region that opened it and exports it; None where a step does.
+        scope: opaque, owned by the sink: parent and sampling of its outermost regions.
+    """
+
+    __slots__ = ("base_ns", "flushed", "held", "opener", "regions", "scope", "sink")
+
+    def __init__(self, sink: Sink, scope: object = None) -> None:
+        wall_ns = time.time_ns()
+        self.base_ns = wall_ns - time.perf_counter_ns()
+        self.sink = sink
+        self.scope = scope
+        self.opener: Region | None = None
+        self.regions: list[Region] = []
+        self.held = 0
+        self.flushed = False
+
+    def wall_ns(self, perf_ns: int) -> int:
+        """Nanoseconds since the epoch for a reading of `time.perf_counter_ns`."""
+        return self.base_ns + perf_ns
+
+    def now_wall_ns(self) -> int:
+        """Nanoseconds since the epoch, now, on the unit's clock."""
+        return self.base_ns + time.perf_counter_ns()
+
+
+class Sink:
+    """Where records go. `spans.SpanSink` is the one that makes spans; this one drops them.
+
+    Attributes:
+        var: the context variable that carries the user's tracing context (or a stand-in with its
+            methods ``get``, ``set``, ``reset``); None where no region is ever made current.
+        wants_backward: whether backward regions are of use to it.
+        dropped: regions that were lost on the way so far.
+    """
+
+    var: Any = None
+    wants_backward = False
+    dropped = 0
+
+    def begin(self, subject: Subject) -> Unit | None:
+        """Open a unit for an outermost region of `subject`; None if it is not to be recorded."""
+        del subject
+        return Unit(self)
+
+    def begin_backward(self, forward: Region) -> Unit | None:
+        """Open a unit for an engine run over the graph that `forward` built."""
+        del forward
+        return Unit(self)
+
+    def open_context(self, region: Region, current: object) -> object:
+        """The context to set while `region` runs, given the one that is `current`."""
+        del region
+        return current
+
+    def flush(self, unit: Unit) -> None:
+        """Take a finished unit."""
+        unit.regions.clear()
+        unit.flushed = True

@@ -1,0 +1,111 @@
+"""Named regions: for losses, functional blocks, and entry points that are not ``__call__``."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from otel_modtrack import forward
+from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.names import template
+from otel_modtrack.regions import Kind, Region, Subject
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+__all__ = ["region"]
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+_subjects: dict[str, Subject] = {}
+
+
+class region:  # noqa: N801 - used as a function: `with region("loss"):`
+    """A region of your own, with its backward and its recomputation, like a module's.
+
+    Use it around a block or as a decorator, also of a coroutine function or generator. Without an
+    active `ModTracker` it does nothing.
+
+    Args:
+        name: what its spans are called. Indices between dots are replaced in the span's name
+            (``block.3`` is ``block.*``); keep what else varies out of it.
+
+    Raises:
+        TypeError: if `name` is not a string.
+        ValueError: if `name` is empty.
+
+    Example:
+        >>> with region("loss"):
+        ...     pass
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            msg = f"region() takes a name, a string such as 'loss', not {type(name).__name__}"
+            raise TypeError(msg)
+        if not name:
+            msg = "region() takes a name that is not empty, such as 'loss'"
+            raise ValueError(msg)
+        self._name = name
+        self._entered: list[tuple[Any, Region | None]] = []
+
+    def __enter__(self) -> None:
+        self._entered.append(_enter(self._name))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        if self._entered:
+            state, before = self._entered.pop()
+            if state is None:
+                return
+            if error is None:
+                forward.leave(state, before, None)
+            else:
+                forward.fail(state, before, error)
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate `function`: each call is a region of this name."""
+        name = self._name
+
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            state, before = _enter(name)
+            try:
+                outs = function(*args, **kwargs)
+                if state is not None:
+                    outs = forward.leave(state, before, outs)
+            except BaseException as error:
+                if state is not None:
+                    forward.fail(state, before, error)
+                raise
+            return outs
+
+        return inner  # type: ignore[return-value]
+
+
+def _enter(name: str) -> tuple[Any, Region | None]:
+    """Begin a named region on this thread. Returns what its end needs; (None, None) if off."""
+    if not CORE.on:
+        return None, None
+    state = THREADS.state
+    if state.skip:
+        return None, None
+    before = state.running
+    try:
+        subject = _subjects.get(name)
+        if subject is None:
+            subject = _subjects[name] = Subject(Kind.SCOPE, name, template(name), "region")
+        if before is None or before.subject.special:
+            call = forward.begin(state, subject)
+        else:
+            call = Region(subject, before, before.phase, forward.clock(), before.unit)
+        if call is not None:
+            forward.opened(state, call, plain=False)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+        CORE.fault("a region's entry", error)
+    return state, before

@@ -1,0 +1,322 @@
+"""Turns regions into spans: after the fact, all at once, in whatever provider the user has.
+
+Three roads, chosen per provider. The SDK's provider gets finished `ReadableSpan`s (1-2 us each). Where
+a processor wants to see spans start, or a sampler may decide span by span, and for any other
+implementation of the API, spans are started and ended through the API with the times recorded.
+A region whose span the user has asked for is a real span already, whatever the road.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import context as context_api
+from opentelemetry import trace
+from opentelemetry.context.context import Context
+
+from otel_modtrack import semconv
+from otel_modtrack.current import RegionContext, context_variable
+from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.util.types import AttributeValue
+
+__all__ = ["SpanSink", "make_sink", "span_name"]
+
+logger = logging.getLogger("otel_modtrack")
+
+_SUPPRESS = getattr(context_api, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
+
+
+def span_name(subject: Subject, phase: str) -> str:
+    """The low-cardinality name of a region's span, from attributes alone."""
+    if subject.kind is Kind.BACKWARD:
+        return semconv.BACKWARD_SPAN
+    if subject.kind is Kind.OPTIMIZER:
+        return f"{semconv.OPTIMIZER_STEP_SPAN} {subject.template}"
+    return f"{phase} {subject.template}"
+
+
+def attributes_of(subject: Subject, phase: str) -> dict[str, AttributeValue]:
+    """The attributes that all regions of a subject and phase have in common."""
+    if subject.kind not in (Kind.MODULE, Kind.SCOPE):
+        return {}
+    found: dict[str, AttributeValue] = {
+        semconv.PHASE: phase,
+        semconv.MODULE_FQN: subject.fqn,
+        semconv.MODULE_TEMPLATE: subject.template,
+        semconv.MODULE_TYPE: subject.type,
+    }
+    if subject.wrapper:
+        found[semconv.MODULE_WRAPPER] = subject.wrapper
+    if subject.compiled:
+        found[semconv.COMPILED] = True
+    return found
+
+
+class Scope:
+    """Where a unit's outermost regions hang.
+
+    Attributes:
+        context: the context that was active when the unit began.
+        parent: the span context in it, or None.
+        trace_id: the trace that parentless regions belong to; 0 to begin one.
+        flags, state: what their span contexts carry.
+        joined: a span of the trace to join, where there is no parent.
+        extra: attributes that the sampler adds to the unit's first region.
+        early: the span of the unit's first region, started to ask the provider about it.
+    """
+
+    __slots__ = ("context", "early", "extra", "flags", "joined", "parent", "state", "trace_id")
+
+    def __init__(self, context: Context, parent: trace.SpanContext | None) -> None:
+        self.context = context
+        self.parent = parent
+        self.trace_id = parent.trace_id if parent is not None else 0
+        self.flags = parent.trace_flags if parent is not None else trace.TraceFlags(1)
+        self.state = parent.trace_state if parent is not None else None
+        self.joined: trace.SpanContext | None = None
+        self.extra: Mapping[str, AttributeValue] | None = None
+        self.early: trace.Span | None = None
+
+
+def parent_in(context: Context) -> trace.SpanContext | None:
+    """The valid span context in a context, or None."""
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
+
+
+class SpanSink(Sink):
+    """Spans through the API alone: right for every provider, and the base of the faster road.
+
+    Args:
+        tracer: the tracer that spans are started with.
+        provider_key: tells providers apart.
+
+    Attributes:
+        dropped: regions that could not be handed to the provider so far.
+    """
+
+    wants_backward = True
+    suppress_key = _SUPPRESS
+
+    def __init__(self, tracer: trace.Tracer, provider_key: int = 0) -> None:
+        self.tracer = tracer
+        self.provider_key = provider_key
+        self.var = context_variable()
+        self.dropped = 0
+        self._complained = False
+
+    # -- where a unit hangs, and whether it is recorded ------------------------------------------
+
+    def begin(self, subject: Subject) -> Unit | None:
+        """See `Sink.begin`. What the parent's sampling decision switched off costs a flag test."""
+        context = self.var.get()
+        if context.get(self.suppress_key):
+            return None
+        parent = parent_in(context)
+        if parent is not None and not parent.trace_flags.sampled and self.follows_parent():
+            return None
+        return self._sampled(subject, Scope(context, parent))
+
+    def begin_backward(self, forward: Region) -> Unit | None:
+        """See `Sink.begin_backward`: in the trace of the forward, under what is active there."""
+        context = self.var.get()
+        if context.get(self.suppress_key):
+            return None
+        built = self.span_context(forward)
+        active = parent_in(context)
+        if active is not None and active.trace_id == built.trace_id:
+            scope = Scope(context, active)
+        else:
+            origin: Scope = forward.unit.scope  # type: ignore[assignment]
+            scope = Scope(origin.context, origin.parent)
+            scope.trace_id, scope.joined = built.trace_id, built
+        scope.flags, scope.state = built.trace_flags, built.trace_state
+        return Unit(self, scope)
+
+    def follows_parent(self) -> bool:
+        """Whether a parent that is not sampled settles it."""
+        return True
+
+    def _sampled(self, subject: Subject, scope: Scope) -> Unit | None:
+        """A unit, if the provider wants its first region recorded."""
+        unit = Unit(self, scope)
+        region = Region(subject, None, Phase.FORWARD, time.perf_counter_ns(), unit)
+        span = self._start(region, scope.context)
+        if not span.is_recording():
+            return None
+        scope.early = span
+        return unit
+
+    # -- the span of a region that is still open -------------------------------------------------
+
+    def open_context(self, region: Region, current: Any) -> Context:
+        """See `Sink.open_context`."""
+        return RegionContext(region, current, self.span)
+
+    def span(self, region: Region) -> trace.Span:
+        """The region's span, started now if it was not; what the user sees as current."""
+        known = region.span
+        if known is not None and not isinstance(known, trace.SpanContext):
+            return known  # type: ignore[no-any-return]
+        if region.unit.flushed:
+            return trace.NonRecordingSpan(self.span_context(region))
+        return self._materialise(region)
+
+    def _materialise(self, region: Region) -> trace.Span:
+        span = self._early(region)
+        if span is None:
+            span = self._start(region, self._context_above(region))
+        region.span = span
+        return span
+
+    def _early(self, region: Region) -> trace.Span | None:
+        """The span that was started to ask the provider, if `region` is the unit's first."""
+        scope = self._scope(region)
+        if region.parent is not None or region.phase == Phase.BACKWARD:
+            return None
+        span, scope.early = scope.early, None
+        return span
+
+    def _context_above(self, region: Region) -> Context:
+        scope = self._scope(region)
+        if region.context is not None:
+            return region.context  # type: ignore[no-any-return]
+        if region.parent is not None:
+            return trace.set_span_in_context(self.span(region.parent), scope.context)
+        if scope.parent is None and scope.joined is not None:
+            return trace.set_span_in_context(trace.NonRecordingSpan(scope.joined), scope.context)
+        return scope.context
+
+    def _scope(self, region: Region) -> Scope:
+        return region.unit.scope  # type: ignore[return-value]
+
+    def _start(self, region: Region, context: Context) -> trace.Span:
+        return self.tracer.start_span(
+            span_name(region.subject, region.phase),
+            context=context,
+            kind=trace.SpanKind.INTERNAL,
+            attributes=attributes_of(region.subject, region.phase),
+            links=self.links(region),
+            start_time=region.unit.wall_ns(region.start_ns),
+        )
+
+    def links(self, region: Region) -> tuple[trace.Link, ...]:
+        """Each backward span is linked to its forward's."""
+        return (trace.Link(self.span_context(region.forward)),) if region.forward else ()
+
+    def span_context(self, region: Region) -> trace.SpanContext:
+        """The ids of a region, given out now if it has none."""
+        known = region.span
+        if known is None:
+            known = self.span(region)
+        return known if isinstance(known, trace.SpanContext) else known.get_span_context()
+
+    # -- when all is over ------------------------------------------------------------------------
+
+    def flush(self, unit: Unit) -> None:
+        """See `Sink.flush`. A fault of a processor of the user's is logged, once, and counted."""
+        regions, unit.regions = unit.regions, []
+        number(regions)
+        if not all(region.end_ns for region in regions):
+            now_ns = time.perf_counter_ns()
+            for region in regions:  # a body that has not run to its end
+                region.end_ns = region.end_ns or now_ns
+        self.write_all(regions)
+        unit.flushed = True
+
+    def write_all(self, regions: list[Region]) -> None:
+        """Hand on the spans of regions that are over."""
+        for region in regions:
+            try:
+                self.finish(region, self.span(region))
+            except Exception:  # noqa: BLE001 - a processor or exporter of the user's
+                self.lost()
+
+    def lost(self) -> None:
+        """A span could not be handed on, for the exception that is being handled."""
+        self.dropped += 1
+        if not self._complained:
+            self._complained = True
+            logger.exception("a span could not be handed on; further ones are counted only")
+
+    def finish(self, region: Region, span: Any) -> None:
+        """End a span that was started through the API."""
+        if isinstance(span, trace.SpanContext) or not span.is_recording():
+            return
+        unit = region.unit
+        if region.index is not None:
+            span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
+        if region.subject.compiled and region.subject.kind is Kind.MODULE:
+            span.set_attribute(semconv.COMPILED, True)  # noqa: FBT003 - the API's signature
+        failure = region.failure
+        if failure is not None:
+            span.set_attribute(semconv.ERROR_TYPE, failure.type)
+            span.add_event(
+                semconv.EXCEPTION_EVENT, exception_attributes(failure), unit.wall_ns(failure.at_ns)
+            )
+            span.set_status(trace.Status(trace.StatusCode.ERROR, failure.message))
+        span.end(unit.wall_ns(region.end_ns))
+        region.span = span.get_span_context()
+
+
+def exception_attributes(failure: Any) -> dict[str, AttributeValue]:
+    """Attributes of the exception event. Source: semantic conventions, *Exceptions on spans*."""
+    return {
+        semconv.EXCEPTION_TYPE: failure.type,
+        semconv.EXCEPTION_MESSAGE: failure.message,
+        semconv.EXCEPTION_STACKTRACE: failure.format(),
+    }
+
+
+def number(regions: list[Region]) -> None:
+    """Give each call its index where its subject was called more than once in the unit and phase.
+
+    A backward region has its forward's index.
+    """
+    forwards: dict[Subject, int] = {}
+    recomputes: dict[Subject, int] = {}
+    repeated = False
+    for region in regions:
+        if region.forward is None:
+            counts = forwards if region.phase == Phase.FORWARD else recomputes
+            subject = region.subject
+            if subject not in counts:
+                counts[subject] = 1
+            elif subject.kind is Kind.MODULE:
+                counts[subject] += 1
+                repeated = True
+    if repeated:
+        seen: dict[tuple[Subject, str], int] = {}
+        for region in regions:
+            counts = forwards if region.phase == Phase.FORWARD else recomputes
+            if region.forward is None and counts[region.subject] > 1:
+                key = (region.subject, region.phase)
+                region.index = seen.get(key, 0)
+                seen[key] = region.index + 1
+    for region in regions:
+        if region.forward is not None:
+            region.index = region.forward.index
+
+
+def make_sink(provider: trace.TracerProvider | None, version: str) -> SpanSink | None:
+    """The sink for a provider (None: the global one); None if no spans would come out of it."""
+    if provider is None:
+        provider = trace.get_tracer_provider()
+    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    tracer = provider.get_tracer(semconv.SCOPE_NAME, version)
+    if isinstance(tracer, trace.NoOpTracer):
+        return None
+    try:
+        from otel_modtrack.sdk import SdkSink  # noqa: PLC0415 - the SDK is optional
+    except ImportError:
+        return SpanSink(tracer, id(provider))
+    kind = SdkSink if SdkSink.fits(tracer) else SpanSink
+    return kind(tracer, id(provider))  # type: ignore[arg-type]
+

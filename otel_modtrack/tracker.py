@@ -1,0 +1,300 @@
+"""ModTracker: the class that users meet."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from opentelemetry import context as context_api
+from opentelemetry import trace
+
+from otel_modtrack import semconv, userhooks
+from otel_modtrack.activation import ACTIVATION
+from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.regions import Kind, Unit
+from otel_modtrack.spans import Scope, SpanSink, exception_attributes, make_sink
+from otel_modtrack.version import __version__
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+    from torch import nn
+
+__all__ = ["ModTracker", "Step"]
+
+logger = logging.getLogger("otel_modtrack")
+
+
+class ModTracker:
+    """Makes every module's forward, backward and recomputation an OpenTelemetry span.
+
+    A context manager: while it is on, each ``nn.Module`` call of the process is a region and each
+    region one span, nested as the calls nest, under the trace that is active. It takes
+    the place of `torch.distributed._tools.mod_tracker.ModTracker`: ``parents``, ``is_bw``,
+    ``get_known_fqn``, ``register_user_hooks`` and ``clear_user_hooks`` mean what they mean there,
+    and work without any tracer provider.
+
+    Args:
+        model: names its modules from the start: ``GPT.layers.0`` also where a submodule is called
+            by itself. Without it, the outermost module that is called is the root of the names.
+        tracer_provider: where the spans go; the global provider if None. It is asked for when the
+            tracker is entered.
+
+    Raises:
+        TypeError: if `model` is not a module or `tracer_provider` not a tracer provider.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> with ModTracker(model) as tracker:
+        ...     for number in range(2):
+        ...         with tracker.step(number):
+        ...             model(torch.ones(1, 2)).sum().backward()
+
+    Limits:
+        Off in forked children. Compiled autograd has no backward regions. Where several trackers
+        are on at once, the spans go to the provider of the first that has one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        tracer_provider: trace.TracerProvider | None = None,
+    ) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            msg = f"ModTracker(model): a torch.nn.Module is wanted, not {type(model).__name__}"
+            raise TypeError(msg)
+        if tracer_provider is not None and not isinstance(tracer_provider, trace.TracerProvider):
+            msg = (
+                "ModTracker(tracer_provider=...): an opentelemetry.trace.TracerProvider is wanted,"
+                f" not {type(tracer_provider).__name__}"
+            )
+            raise TypeError(msg)
+        self._model = weakref.ref(model) if model is not None else None
+        self._provider = tracer_provider
+        self._hooks = userhooks.UserHooks()
+        self._entered = 0
+
+    def __enter__(self) -> ModTracker:
+        """Switch tracking on."""
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            CORE.names.name(model)
+        ACTIVATION.add(self, make_sink(self._provider, __version__))
+        self._entered += 1
+        self._hooks.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_: types.TracebackType | None,
+    ) -> None:
+        """Switch it off; the last tracker to leave takes everything away."""
+        self._entered -= 1
+        if not self._entered:
+            self._hooks.remove()
+        ACTIVATION.discard(self)
+
+    def step(self, number: int) -> Step:
+        """A training step: everything in it is exported together, under a span ``train_step``.
+
+        Args:
+            number: of the step, as you count it.
+
+        Returns:
+            A context manager that gives the step's span.
+
+        Raises:
+            TypeError: if `number` is not an integer.
+            RuntimeError: if the tracker is not on.
+        """
+        try:
+            number = operator.index(number)
+        except TypeError:
+            msg = f"step(number): an integer is wanted, not {type(number).__name__}"
+            raise TypeError(msg) from None
+        if not self._entered:
+            msg = "step() works inside `with ModTracker(...) as tracker:` only"
+            raise RuntimeError(msg)
+        return Step(number)
+
+    @property
+    def parents(self) -> set[str]:
+        """Fqns of the modules that run now on this thread, forward or backward, and "Global".
+
+        Where nothing is recorded (the parent span is not sampled), the forward is still told.
+        """
+        found = {"Global"}
+        if not self._entered:
+            return found
+        found |= userhooks.INSIDE.fqns
+        state = THREADS.state
+        region = state.running
+        if region is None or region.subject.kind is Kind.ENGINE:
+            run = CORE.runs.get(torch._C._current_graph_task_id())  # noqa: SLF001
+            if run is None and region is not None:
+                run = region.span
+            region = run.locate() if run is not None else None
+        if region is not None:
+            found |= {one.subject.fqn for one in region.chain() if one.subject.fqn}
+        elif state.skip:
+            found |= _fqns_on_stack()
+        return found
+
+    @property
+    def is_bw(self) -> bool:
+        """Whether this thread is in a backward."""
+        return torch._C._current_graph_task_id() != -1  # noqa: SLF001
+
+    def get_known_fqn(self, mod: nn.Module) -> str | None:
+        """The fqn of a module, or None if it was never seen."""
+        return CORE.names.fqn(mod)
+
+    def register_user_hooks(
+        self,
+        pre_fw_hook: Callable[[nn.Module, Any], None] | None = None,
+        post_fw_hook: Callable[[nn.Module, Any, Any], None] | None = None,
+        pre_bw_hook: Callable[[nn.Module | None, Any], None] | None = None,
+        post_bw_hook: Callable[[nn.Module | None, Any], None] | None = None,
+    ) -> None:
+        """Be called around each module's forward and backward.
+
+        In every hook the module's fqn is in `parents` and `is_bw` is right. A module that is no
+        longer alive in its backward is given as None. What a hook raises reaches your program.
+        Compiled modules run eagerly while hooks are registered, as with any global module hook.
+
+        Args:
+            pre_fw_hook: called with (module, input).
+            post_fw_hook: called with (module, input, output).
+            pre_bw_hook: called with (module, grad_output), when the first gradient of an output is
+                there.
+            post_bw_hook: called with (module, grad_input), when the gradients of all inputs
+                are there, or at the end of the backward where no input has one.
+
+        Raises:
+            AssertionError: if a hook of the same kind is registered already.
+        """
+        self._hooks.register(
+            pre_fw_hook=pre_fw_hook,
+            post_fw_hook=post_fw_hook,
+            pre_bw_hook=pre_bw_hook,
+            post_bw_hook=post_bw_hook,
+        )
+        if self._entered:
+            self._hooks.install()
+
+    def clear_user_hooks(self) -> None:
+        """Forget the hooks of `register_user_hooks`."""
+        self._hooks.clear()
+        self._hooks.remove()
+
+
+def _fqns_on_stack() -> set[str]:
+    """The modules whose calls are on the Python stack."""
+    code = ACTIVATION.call_code
+    found: set[str] = set()
+    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code is code:
+            module = frame.f_locals.get("self")
+            fqn = CORE.names.fqn(module) or CORE.names.name(module).fqn
+            found.add(fqn)
+        frame = frame.f_back
+    return found
+
+
+class Step:
+    """One training step, as a context manager; see `ModTracker.step`."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._unit: Unit | None = None
+        self._token: Any = None
+        self._saved: Any = None
+        self._state: Any = None
+
+    def __enter__(self) -> trace.Span:
+        """Begin the step; its span is the current one."""
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+            CORE.fault("the start of a step", error)
+        return self._span
+
+    def _begin(self) -> None:
+        sink = CORE.sink
+        if not CORE.on or not isinstance(sink, SpanSink):
+            return
+        unit = Unit(sink)
+        begun_ns = unit.now_wall_ns()
+        context = context_api.get_current()
+        if context.get(sink.suppress_key):
+            self._enter_state(None)
+            return
+        self._span = sink.tracer.start_span(
+            semconv.TRAIN_STEP_SPAN,
+            context=context,
+            attributes={semconv.STEP_NUMBER: self._number},
+            start_time=begun_ns,
+        )
+        context = trace.set_span_in_context(self._span, context)
+        self._token = context_api.attach(context)
+        if self._span.is_recording():
+            unit.scope = Scope(context, self._span.get_span_context())
+            self._unit = unit
+        self._enter_state(self._unit)
+
+    def _enter_state(self, unit: Unit | None) -> None:
+        self._state = state = THREADS.state
+        self._saved = state.suspend()
+        state.unit = unit
+        state.skip = unit is None or not CORE.on
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace_: types.TracebackType | None,
+    ) -> None:
+        """End the step and hand its spans on."""
+        try:
+            self._end(error)
+        except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
+            CORE.fault("the end of a step", fault)
+
+    def _end(self, error: BaseException | None) -> None:
+        from otel_modtrack import forward, optimizers  # noqa: PLC0415
+
+        if self._token is not None:
+            context_api.detach(self._token)
+            self._token = None
+        if self._state is None:
+            return
+        state, self._state = self._state, None
+        failure = forward.describe(error) if error is not None else None
+        optimizers.check(state, failure)
+        state.resume(self._saved)
+        unit, span = self._unit, self._span
+        if unit is None:
+            span.end()
+            return
+        dropped = unit.sink.dropped
+        unit.sink.flush(unit)
+        dropped = unit.sink.dropped - dropped
+        if dropped:
+            span.set_attribute(semconv.SPANS_DROPPED, dropped)
+        if failure is not None:
+            span.set_attribute(semconv.ERROR_TYPE, failure.type)
+            span.add_event(
+                semconv.EXCEPTION_EVENT, exception_attributes(failure), unit.wall_ns(failure.at_ns)
+            )
+            span.set_status(trace.Status(trace.StatusCode.ERROR, failure.message))
+        span.end(unit.now_wall_ns())

@@ -1,0 +1,4 @@
+"""Reads trace files and shows them. Needs neither torch nor OpenTelemetry.
+
+``reader`` turns a file into spans, ``model`` spans into trees, ``terminal`` trees into text.
+"""

@@ -1,0 +1,73 @@
+"""Fixtures shared by all tests; whatever a test leaves behind fails it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from opentelemetry import context as context_api
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from torch import nn
+from torch.autograd import graph
+from torch.optim import optimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+torch.set_num_threads(1)
+
+
+def patched_state() -> dict[str, object]:
+    """Everything of torch's and OpenTelemetry's that a tracker touches while it is on."""
+    module = nn.modules.module
+    return {
+        "call code": nn.Module._wrapped_call_impl.__code__,
+        "call": nn.Module.__call__,
+        "engine": graph._engine_run_backward,
+        "engine code": graph._engine_run_backward.__code__,
+        "engine in autograd": torch.autograd._engine_run_backward,
+        "forward hooks": len(module._global_forward_hooks),
+        "forward pre-hooks": len(module._global_forward_pre_hooks),
+        "backward hooks": len(module._global_backward_hooks),
+        "optimizer pre-hooks": len(optimizer._global_optimizer_pre_hooks),
+        "optimizer post-hooks": len(optimizer._global_optimizer_post_hooks),
+        "context reader": "get_current" in vars(context_api._RUNTIME_CONTEXT),
+        "context": dict(context_api.get_current()),
+        "threaded backward": torch._C._is_multithreading_enabled(),
+        "collector": gc.isenabled(),
+        "threads": threading.active_count(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fail any test after which something is still patched, hooked, attached or running."""
+    before = patched_state()
+    yield
+    assert patched_state() == before
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    """An in-memory exporter; `provider` feeds it."""
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(exporter: InMemorySpanExporter) -> TracerProvider:
+    """A provider of the SDK's whose spans land in `exporter` at once."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
+
+
+def spans_of(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    """The finished spans, oldest first."""
+    return sorted(exporter.get_finished_spans(), key=lambda span: (span.start_time, -span.end_time))
