@@ -13,10 +13,11 @@ from otel_modtrack.current import ContextReader
 from otel_modtrack.forward import ForwardSwap
 from otel_modtrack.optimizers import OptimizerHooks
 from otel_modtrack.regions import Sink
-from otel_modtrack.spans import SpanSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from otel_modtrack.spans import SpanSink
 
 __all__ = ["ACTIVATION", "Activation"]
 
@@ -35,7 +36,7 @@ class Activation:
     @property
     def call_code(self) -> object:
         """The code that module calls run while tracking is on."""
-        return nn.Module._wrapped_call_impl.__code__  # type: ignore[attr-defined]  # noqa: SLF001
+        return nn.Module._wrapped_call_impl.__code__  # noqa: SLF001
 
     def add(self, tracker: object, sink: SpanSink | None) -> None:
         """A tracker was entered."""

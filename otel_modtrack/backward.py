@@ -1,9 +1,9 @@
 """Plans each run of the autograd engine, and turns what fired into backward regions.
 
 A run is planned when its first node is about to run: torch is asked what will run, in which order;
-the log of the forward is stepped down alongside; and only where the owning call differs from the node
-before is a node armed. What fires is a number and a clock reading. Between two armed nodes that
-ran, every node has the owner of the first by construction, so no other node needs to be seen.
+the log of the forward is stepped down alongside; and only where the owning call differs from the
+node before is a node armed. What fires is a number and a clock reading. Between two armed nodes
+that ran, every node has the owner of the first by construction: no other node needs to be seen.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from __future__ import annotations
 import bisect
 import gc
 import logging
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Variable, graph
 
-from otel_modtrack import forward
+from otel_modtrack import engine, forward
 from otel_modtrack.core import CORE, THREADS, Stretch, ThreadState, real
+from otel_modtrack.engine import ACCUMULATE, current_graph_task_id, current_node
 from otel_modtrack.regions import Kind, Phase, Region, Subject
 from otel_modtrack.swap import CodeSwap, skip_by_dynamo
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from otel_modtrack.regions import Unit
 
@@ -38,50 +38,16 @@ _ENGINE = Subject(Kind.ENGINE, "", "", "")
 _BACKWARD = Phase.BACKWARD
 _CALLS = (Kind.MODULE, Kind.SCOPE)  # what has a backward
 
-# AccumulateGrad nodes have the largest number there is; they run between others, as soon as
-# they can, and never begin a region.
-_ACCUMULATE = 2**63
-
 _clock = forward.clock
-_current_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001
-_current_graph_task_id = torch._C._current_graph_task_id  # noqa: SLF001
-
-
-class _Hook:
-    """The one hook that all armed nodes share.
-
-    A node is armed by showing it a tensor whose ``_backward_hooks`` is our dict
-    (`Node._register_hook_dict`, 70 ns): it then calls what is in the dict, at that time. So the
-    dict is filled while runs are under way and emptied after: that disarms every node at once.
-    """
-
-    def __init__(self) -> None:
-        self.hooks: dict[int, Callable[[Any], None]] = {}
-        self.dummy = torch.zeros(())
-        self.dummy._backward_hooks = self.hooks  # type: ignore[assignment]  # noqa: SLF001
-        self._runs = 0
-        self._lock = threading.Lock()
-
-    def hold(self) -> None:
-        with self._lock:
-            self._runs += 1
-            self.hooks[0] = _fired
-
-    def release(self) -> None:
-        with self._lock:
-            self._runs -= 1
-            if self._runs <= 0:
-                self._runs = 0
-                self.hooks.clear()
 
 
 def _fired(grad: Any) -> None:
     """An armed node is about to run. Never raises."""
     del grad
     try:
-        run = CORE.runs.get(_current_graph_task_id())
+        run = CORE.runs.get(current_graph_task_id())
         if run is not None:
-            run.events.append((_current_node()._sequence_nr(), _clock()))  # noqa: SLF001
+            run.events.append((current_node()._sequence_nr(), _clock()))  # noqa: SLF001
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a backward hook", error)
 
@@ -102,15 +68,15 @@ class Run:
     def __init__(self, state: ThreadState, roots: Iterable[Any], inputs: Iterable[Any]) -> None:
         self.state = state
         self.begun_ns = _clock()
-        self.roots = tuple(node for one in roots if (node := _node(one)) is not None)
-        self.inputs = tuple(node for one in inputs if (node := _node(one)) is not None)
+        self.roots = tuple(node for one in roots if (node := engine.node_of(one)) is not None)
+        self.inputs = tuple(node for one in inputs if (node := engine.node_of(one)) is not None)
         self.events: list[tuple[int, int]] = []
         self.unit: Unit | None = None
         self.root: Region | None = None
         self.here = -1
         self.recomputes: list[tuple[int, Region]] = []
         self.task_id = -1
-        self.outer = CORE.runs.get(_current_graph_task_id())
+        self.outer = CORE.runs.get(current_graph_task_id())
         running = state.running
         if running is not None and running.subject.kind is not Kind.ENGINE:
             self.place: Region | None = running
@@ -131,7 +97,7 @@ class Run:
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """The engine is about to start: forwards on this thread belong into the run from here on."""
+        """The engine is about to start: forwards on this thread belong into it from here on."""
         state = self.state
         base = Region(_ENGINE, state.running, Phase.FORWARD, self.begun_ns, None)  # type: ignore[arg-type]
         if state.running is not None:
@@ -154,7 +120,7 @@ class Run:
         try:
             self.plan()
             if self.unit is not None:
-                self.events.append((_current_node()._sequence_nr(), _clock()))  # noqa: SLF001
+                self.events.append((current_node()._sequence_nr(), _clock()))  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("planning a backward", error)
 
@@ -163,14 +129,14 @@ class Run:
         if self._planned:
             return
         self._planned = True
-        self.task_id = _current_graph_task_id()
+        self.task_id = current_graph_task_id()
         CORE.runs[self.task_id] = self
         self._remove_handles()
-        running = _current_node()
+        running = current_node()
         collecting = gc.isenabled()  # node wrappers made here must not be walked by a collection
         gc.disable()
         try:
-            order = _execution_order(self.roots, self.inputs)
+            order = engine.execution_order(self.roots, self.inputs)
             self._stretches = _stretches_of(order, self.state)
             if self._stretches:
                 self._arm(order, running)
@@ -185,7 +151,7 @@ class Run:
         dummy, owners, floor, ceiling = _HOOK.dummy, self._owners, 1, 0
         for node in order:
             number = node._sequence_nr()  # noqa: SLF001
-            if floor <= number < ceiling or number >= _ACCUMULATE:
+            if floor <= number < ceiling or number >= ACCUMULATE:
                 continue
             owner, floor, ceiling, stretch = self._interval(number)
             owners[number] = owner
@@ -199,7 +165,7 @@ class Run:
 
     def _interval(self, number: int) -> tuple[Region | None, int, int, Stretch]:
         """Who made node `number`, and from which to below which number the answer is the same."""
-        below, above = 0, _ACCUMULATE
+        below, above = 0, ACCUMULATE
         for stretch in self._stretches:  # newest first
             numbers = stretch.numbers
             if number < numbers[0]:
@@ -215,7 +181,7 @@ class Run:
 
     def owner(self, number: int) -> Region | None:
         """The innermost call that made node `number`."""
-        return self._interval(number)[0] if number < _ACCUMULATE else self._owner
+        return self._interval(number)[0] if number < ACCUMULATE else self._owner
 
     def _open_unit(self, found: Region) -> None:
         """Something tracked is about to run: decide where its regions go."""
@@ -248,10 +214,10 @@ class Run:
             self.plan()
             if self.unit is None:
                 return self.place
-            node = _current_node()
-            if node is not None and _current_graph_task_id() == self.task_id:
+            node = current_node()
+            if node is not None and current_graph_task_id() == self.task_id:
                 number = node._sequence_nr()  # noqa: SLF001
-                if number < _ACCUMULATE:
+                if number < ACCUMULATE:
                     self.here = number
                     self.events.append((number, _clock()))
             self.fold()
@@ -357,45 +323,6 @@ def _outermost(call: Region) -> Region:
     return call
 
 
-def _execution_order(roots: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
-    """The nodes that the running graph task will run, in order."""
-    threaded = torch._C._is_multithreading_enabled()  # noqa: SLF001
-    torch._C._set_multithreading_enabled(False)  # noqa: SLF001 - it wants to be asked so
-    try:
-        return torch._C._current_graph_task_execution_order()  # type: ignore[no-any-return] # noqa: SLF001
-    except RuntimeError:  # a root that lies below another root
-        return _walk(roots, inputs)
-    finally:
-        torch._C._set_multithreading_enabled(threaded)  # noqa: SLF001
-
-
-def _walk(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """`_execution_order` in Python: what is reachable, and leads to `inputs`, newest first."""
-    wanted = {id(node) for node in inputs}
-    seen: dict[int, Any] = {}
-    parents: dict[int, list[int]] = {}
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen[id(node)] = node
-        for below, _ in node.next_functions:
-            if below is not None:
-                parents.setdefault(id(below), []).append(id(node))
-                stack.append(below)
-    if wanted:
-        useful: set[int] = set()
-        todo = [key for key in wanted if key in seen]
-        while todo:
-            for above in parents.get(todo.pop(), ()):
-                if above not in useful:
-                    useful.add(above)
-                    todo.append(above)
-        seen = {key: node for key, node in seen.items() if key in useful}
-    return sorted(seen.values(), key=lambda node: -node._sequence_nr())  # noqa: SLF001
-
-
 def _stretches_of(order: Sequence[Any], state: ThreadState) -> list[Stretch]:
     """The logs of the calls that made these nodes, newest first.
 
@@ -408,7 +335,7 @@ def _stretches_of(order: Sequence[Any], state: ThreadState) -> list[Stretch]:
     if all(stretch.thread == state.thread for stretch in living):
         living.sort(key=lambda s: -s.numbers[0])
         return living
-    numbers = [n for node in order if (n := node._sequence_nr()) < _ACCUMULATE]  # noqa: SLF001
+    numbers = [n for node in order if (n := node._sequence_nr()) < ACCUMULATE]  # noqa: SLF001
     if not numbers:
         return []
     low, high = min(numbers), max(numbers)
@@ -418,18 +345,13 @@ def _stretches_of(order: Sequence[Any], state: ThreadState) -> list[Stretch]:
         hung = {
             id(node.metadata.get(forward.METADATA_KEY))
             for node in order
-            if node._sequence_nr() < _ACCUMULATE  # noqa: SLF001
+            if node._sequence_nr() < ACCUMULATE  # noqa: SLF001
         }
         sure = [s for s in found if id(s) in hung]
         theirs = {s.thread for s in sure} or {state.thread}
         found = [s for s in found if s.thread in theirs]
     found.sort(key=lambda s: -s.numbers[0])
     return found
-
-
-def _compiled_autograd() -> bool:
-    module = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 _said: list[str] = []
@@ -442,13 +364,15 @@ def begin_run(cell: list[Run], t_outputs: Any, args: tuple[Any, ...], kwargs: An
     Args:
         cell: gets the run, before anything is changed; stays empty where no tracked call can be in
             the graph.
-        t_outputs, args, kwargs: what `_engine_run_backward` was called with.
+        t_outputs: the roots.
+        args: the other arguments of `_engine_run_backward`.
+        kwargs: likewise.
     """
     try:
         state = THREADS.state
         if state.skip or not CORE.on or (not CORE.stretches and state.stretch is None):
             return
-        if _compiled_autograd():
+        if engine.compiled_autograd():
             if not _said:
                 _said.append("compiled autograd is on: there are no backward regions")
                 logger.warning(_said[0])
@@ -469,12 +393,6 @@ def end_run(cell: list[Run], error: BaseException | None) -> None:
             cell.pop()
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("the end of a backward", fault)
-
-
-def _node(out: Any) -> Any:
-    if isinstance(out, torch.Tensor):
-        return out.grad_fn
-    return getattr(out, "node", None)
 
 
 def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -520,4 +438,4 @@ class EngineSwap:
         self.install, self.remove = self._swap.install, self._swap.remove
 
 
-_HOOK = _Hook()
+_HOOK = engine.SharedHook(_fired)

@@ -1,8 +1,8 @@
 """Forwards whose body runs later: coroutines, generators, async generators.
 
-The call returns at once; its region lasts until the body ends, and is the running one only while the
-body itself runs, not while it is suspended. The user gets a coroutine or generator of the same type
-that passes everything through.
+The call returns at once; its region lasts until the body ends, and is the running one only while
+the body itself runs, not while it is suspended. The user gets a coroutine or generator of the same
+type that passes everything through.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class ThreadState:
     Attributes:
         running: the innermost open region, or None.
         skip: nothing is recorded on this thread for now (the parent is not sampled).
-        stretch: the log being written, with its two lists beside it, or None between outermost calls.
+        stretch: the log being written, its two lists beside it; None between outermost calls.
         opener: the region whose end ends the stretch.
         unit: what outermost calls are exported with, while a step or an outermost call is open.
         var, context: where the user's tracing context lives, and the one that we know to be there.

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as context_api
-from opentelemetry import trace
+from opentelemetry import context as context_api, trace
 from opentelemetry.context.context import Context
-from torch._C import _current_graph_task_id
 
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.regions import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from otel_modtrack.backward import Run
     from otel_modtrack.regions import Region
 
 __all__ = ["ContextReader", "RegionContext", "context_variable"]
@@ -149,8 +149,8 @@ class ContextReader:
     if the user has attached nothing of their own, the region is looked up at that moment and
     what is returned is fixed from then on.
 
-    Where the runtime context has no place for it, the current span in a backward is the one that was
-    current when the backward began.
+    Where the runtime context has no place for it, the current span in a backward is the one that
+    was current when the backward began.
     """
 
     def __init__(self, make: Callable[[Region], trace.Span]) -> None:
@@ -175,20 +175,22 @@ class ContextReader:
         if not CORE.runs:
             return current
         try:
-            run = CORE.runs.get(_current_graph_task_id())
-            if run is None or run.unit is None:
-                return current
-            state = THREADS.state
-            running = state.running
-            if running is not None and running.subject.kind is not Kind.ENGINE:
-                return current  # a recomputation, which has a context of its own
-            if state is run.state and current is not run.context:
-                return current  # the user has attached something inside the hook
-            if state is not run.state and current:
-                return current
-            region = run.locate()
-            if region is not None:
-                return RegionContext(region, run.context or current, self._make)
+            run = CORE.runs.get(current_graph_task_id())
+            if run is not None and run.unit is not None and _is_users(run, current):
+                region = run.locate()
+                if region is not None:
+                    return RegionContext(region, run.context or current, self._make)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("the current span", error)
         return current
+
+
+def _is_users(run: Run, current: Context) -> bool:
+    """Whether `current` is what the user had before the engine run, with nothing put on top."""
+    state = THREADS.state
+    running = state.running
+    if running is not None and running.subject.kind is not Kind.ENGINE:
+        return False  # a recomputation, which has a context of its own
+    if state is run.state:
+        return current is run.context
+    return not current  # a thread of the engine's: nothing unless a hook attaches something

@@ -8,6 +8,7 @@ matter, only the order in which calls begin and end, and how many autograd nodes
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import logging
 import time
@@ -241,10 +242,9 @@ def close(state: ThreadState, call: Region, before: Region | None) -> None:
 def restore(state: ThreadState, token: tuple[Any, Any, Any]) -> None:
     """Undo what `opened` did to the user's tracing context."""
     var, undo, context = token
-    try:
+    # A ValueError: left in another contextvars.Context than it was entered in (greenlets).
+    with contextlib.suppress(ValueError):
         var.reset(undo)
-    except ValueError:  # left in another contextvars.Context than it was entered in (greenlets)
-        pass
     state.context = context
 
 
@@ -280,8 +280,8 @@ def hang(stretch: Stretch, outs: Any) -> None:
                 holder = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
                 node = holder.grad_fn if holder is not None else None
                 if node is not None:
-                    node.metadata[METADATA_KEY] = stretch
-    except Exception:  # noqa: BLE001 - outputs of the user's making may do anything
+                    node.metadata[METADATA_KEY] = stretch  # type: ignore[index]
+    except Exception:
         logger.debug("the outputs could not be looked through", exc_info=True)
 
 

@@ -7,7 +7,6 @@ apart by a number, ``Net`` and ``Net#2``, which the template leaves out.
 
 from __future__ import annotations
 
-import functools
 import re
 import threading
 import weakref
@@ -64,7 +63,6 @@ def template(fqn: str) -> str:
     return _ORDINAL.sub("", root) + _INDEX.sub("*", dot + rest)
 
 
-@functools.lru_cache(maxsize=4096)
 def _class_facts(cls: type) -> tuple[str, str, str, bool]:
     """Class name shown, wrapper's class name or "", wrapped child's name or "", plain."""
     name, wrapper, child = cls.__name__, "", ""
@@ -75,7 +73,7 @@ def _class_facts(cls: type) -> tuple[str, str, str, bool]:
             break
     if not wrapper and len(cls.__bases__) > 1 and cls.__bases__[0].__name__ in _MIXINS:
         return cls.__bases__[1].__name__, cls.__bases__[0].__name__, "", False
-    plain = cls.__module__.startswith("torch.nn.") and "forward" in dir(cls)
+    plain = cls.__module__.startswith("torch.nn.")
     return name, wrapper, child, plain
 
 

@@ -16,6 +16,8 @@ from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
 
 if TYPE_CHECKING:
+    import types
+
     from torch.utils.hooks import RemovableHandle
 
 __all__ = ["OptimizerHooks", "check"]
@@ -109,18 +111,16 @@ def _close(state: ThreadState, region: Region) -> None:
     region.end_ns = forward.clock()
     region.token = None
     above = real(region.parent)
-    state.optimizer = (
-        above if above is not None and above.subject.kind is Kind.OPTIMIZER else None
-    )
+    state.optimizer = above if above is not None and above.subject.kind is Kind.OPTIMIZER else None
     forward.done(state, region)
 
 
 def check(state: ThreadState, error: Failure | None = None) -> None:
     """Close the optimizer step that has raised, if the running one has: its frame is gone."""
     while state.optimizer is not None:
-        frame = sys._getframe()  # noqa: SLF001
+        frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
         while frame is not None and frame is not state.optimizer.token:
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         if frame is not None:
             return
         region = state.optimizer

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.context.context import Context
 from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.trace import export, sampling
 
@@ -29,6 +28,7 @@ from otel_modtrack.spans import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
 __all__ = ["SdkSink"]
@@ -86,17 +86,18 @@ class SdkSink(SpanSink):
         result = self.tracer.sampler.should_sample(
             scope.context, trace_id, name, _INTERNAL, attributes, ()
         )
-        if not result.decision.is_recording():
+        if not result.decision.is_recording():  # type: ignore[no-untyped-call]
             return None
         scope.trace_id = trace_id
-        flags = _SAMPLED if result.decision.is_sampled() else trace.TraceFlags.DEFAULT
+        sampled = result.decision.is_sampled()  # type: ignore[no-untyped-call]
+        flags = _SAMPLED if sampled else trace.TraceFlags.DEFAULT
         if scope.parent is not None:
             flags |= scope.parent.trace_flags & _RANDOM
         elif getattr(self.ids, "is_trace_id_random", bool)():
             flags |= _RANDOM
         scope.flags = trace.TraceFlags(flags)
         scope.state = result.trace_state
-        if result.attributes is not None and dict(result.attributes) != attributes:
+        if dict(result.attributes or {}) != attributes:
             scope.extra = result.attributes
         return Unit(self, scope)
 
@@ -139,7 +140,7 @@ class SdkSink(SpanSink):
             return parent_in(region.context)
         if region.parent is not None:
             return self.span_context(region.parent)
-        return region.unit.scope.parent  # type: ignore[union-attr,no-any-return,attr-defined]
+        return region.unit.scope.parent  # type: ignore[no-any-return,attr-defined]
 
     def _start(self, region: Region, context: Context) -> trace.Span:
         scope: Scope = region.unit.scope  # type: ignore[assignment]
@@ -160,7 +161,7 @@ class SdkSink(SpanSink):
     def _context_above(self, region: Region) -> Context:
         """See `SpanSink._context_above`; a trace is joined through the id, without a parent."""
         if region.context is None and region.parent is None:
-            return region.unit.scope.context  # type: ignore[union-attr,no-any-return,attr-defined]
+            return region.unit.scope.context  # type: ignore[no-any-return,attr-defined]
         return super()._context_above(region)
 
     # -- spans -----------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class SdkSink(SpanSink):
             if index is not None:
                 attributes[semconv.MODULE_CALL_INDEX] = index
             found = cache[key] = (span_name(subject, phase), self._bounded(attributes))
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _bounded(
         self, attributes: Mapping[str, AttributeValue], *, event: bool = False
@@ -249,7 +250,9 @@ class SdkSink(SpanSink):
 def _span_context(
     trace_id: int, span_id: int, flags: trace.TraceFlags, state: trace.TraceState | None
 ) -> trace.SpanContext:
-    return trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=state)
+    return trace.SpanContext(
+        trace_id, span_id, is_remote=False, trace_flags=flags, trace_state=state
+    )
 
 
 def _as_tuple(
@@ -270,4 +273,3 @@ def _decides_by_trace(sampler: sampling.Sampler) -> bool:
     if type(sampler) is sampling.ParentBased:
         return True
     return type(sampler) in (sampling.StaticSampler, sampling.TraceIdRatioBased)
-

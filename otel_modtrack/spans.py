@@ -1,8 +1,8 @@
 """Turns regions into spans: after the fact, all at once, in whatever provider the user has.
 
-Three roads, chosen per provider. The SDK's provider gets finished `ReadableSpan`s (1-2 us each). Where
-a processor wants to see spans start, or a sampler may decide span by span, and for any other
-implementation of the API, spans are started and ended through the API with the times recorded.
+Two roads. The SDK's provider gets finished `ReadableSpan`s (`sdk`). Where a processor wants to see
+spans start, or a sampler may decide span by span, and for any other implementation of the API,
+spans are started and ended through the API with the times recorded.
 A region whose span the user has asked for is a real span already, whatever the road.
 """
 
@@ -12,9 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as context_api
-from opentelemetry import trace
-from opentelemetry.context.context import Context
+from opentelemetry import context as context_api, trace
 
 from otel_modtrack import semconv
 from otel_modtrack.current import RegionContext, context_variable
@@ -23,6 +21,7 @@ from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
 __all__ = ["SpanSink", "make_sink", "span_name"]
@@ -243,7 +242,9 @@ class SpanSink(Sink):
         self.dropped += 1
         if not self._complained:
             self._complained = True
-            logger.exception("a span could not be handed on; further ones are counted only")
+            logger.exception(  # noqa: LOG004 - called by handlers
+                "a span could not be handed on; further ones are counted only"
+            )
 
     def finish(self, region: Region, span: Any) -> None:
         """End a span that was started through the API."""
@@ -253,7 +254,7 @@ class SpanSink(Sink):
         if region.index is not None:
             span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
         if region.subject.compiled and region.subject.kind is Kind.MODULE:
-            span.set_attribute(semconv.COMPILED, True)  # noqa: FBT003 - the API's signature
+            span.set_attribute(semconv.COMPILED, True)
         failure = region.failure
         if failure is not None:
             span.set_attribute(semconv.ERROR_TYPE, failure.type)
@@ -319,4 +320,3 @@ def make_sink(provider: trace.TracerProvider | None, version: str) -> SpanSink |
         return SpanSink(tracer, id(provider))
     kind = SdkSink if SdkSink.fits(tracer) else SpanSink
     return kind(tracer, id(provider))  # type: ignore[arg-type]
-

@@ -19,11 +19,11 @@ __all__ = ["CodeSwap", "skip_by_dynamo"]
 class CodeSwap:
     """Swaps the code of one function for a template's, with constants put in.
 
-    The template mentions what it needs as string constants (``"modtrack:enter"``); they are replaced
-    by the objects themselves, so that the new code needs no closure and no name in the function's
-    module. It keeps the file and name of the original (dynamo skips frames by file), and is
-    moved so that `line` of the template stands where `line_of` stands in the original: a traceback
-    through it reads as before.
+    The template mentions what it needs as string constants (``"modtrack:enter"``); they are
+    replaced by the objects themselves, so that the new code needs no closure and no name in the
+    function's module. It keeps the file and name of the original (dynamo skips frames by file), and
+    is moved by `shift` lines, so that a call in it stands on the line that it has in the original: a
+    traceback through it reads as before.
 
     Raises:
         TypeError: if the target is not a plain function without free variables.
@@ -41,7 +41,7 @@ class CodeSwap:
             raise TypeError(msg)
         self._target = target
         self.original = target.__code__
-        code = template.__code__  # type: ignore[attr-defined]
+        code = template.__code__
         self.code: types.CodeType = code.replace(
             co_consts=tuple(
                 constants.get(const, const) if isinstance(const, str) else const
@@ -75,8 +75,8 @@ class CodeSwap:
 def skip_by_dynamo(*functions: Callable[..., Any]) -> None:
     """Keep dynamo from compiling our functions, and all they call, inside a compiled region.
 
-    Source: torch/_dynamo/eval_frame.py, `skip_code` (torch 2.8 to 2.15), by the C function below it,
-    since importing dynamo takes seconds. Where it is missing, a compiled model has extra
+    Source: torch/_dynamo/eval_frame.py, `skip_code` (torch 2.8 to 2.15), by the C function below
+    it, since importing dynamo takes seconds. Where it is missing, a compiled model has extra
     frames while tracking.
     """
     try:
@@ -85,6 +85,6 @@ def skip_by_dynamo(*functions: Callable[..., Any]) -> None:
         skip = eval_frame._FrameAction.SKIP  # noqa: SLF001
         strategy = eval_frame._FrameExecStrategy(skip, skip)  # noqa: SLF001
         for function in functions:
-            eval_frame.set_code_exec_strategy(function.__code__, strategy)  # type: ignore[attr-defined]
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
     except (ImportError, AttributeError, TypeError):
         return

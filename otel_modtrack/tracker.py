@@ -9,8 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from opentelemetry import context as context_api
-from opentelemetry import trace
+from opentelemetry import context as context_api, trace
 
 from otel_modtrack import semconv, userhooks
 from otel_modtrack.activation import ACTIVATION
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+    from typing_extensions import Self
 
 __all__ = ["ModTracker", "Step"]
 
@@ -80,7 +80,7 @@ class ModTracker:
         self._hooks = userhooks.UserHooks()
         self._entered = 0
 
-    def __enter__(self) -> ModTracker:
+    def __enter__(self) -> Self:
         """Switch tracking on."""
         model = self._model() if self._model is not None else None
         if model is not None:
@@ -203,9 +203,8 @@ def _fqns_on_stack() -> set[str]:
     frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None:
         if frame.f_code is code:
-            module = frame.f_locals.get("self")
-            fqn = CORE.names.fqn(module) or CORE.names.name(module).fqn
-            found.add(fqn)
+            module: nn.Module = frame.f_locals["self"]
+            found.add(CORE.names.fqn(module) or CORE.names.name(module).fqn)
         frame = frame.f_back
     return found
 

@@ -76,7 +76,9 @@ class UserHooks:
         """
         for name, hook in hooks.items():
             if hook is not None and self._hooks[name] is not None:
-                msg = f"there is a {name} already: call clear_user_hooks() before registering another"
+                msg = (
+                    f"there is a {name} already: call clear_user_hooks() before registering another"
+                )
                 raise AssertionError(msg)
         for name, hook in hooks.items():
             self._hooks[name] = hook if hook is not None else self._hooks[name]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -28,16 +32,18 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from otel_modtrack.cli import main
+from otel_modtrack.demo.command import _check_written
 from otel_modtrack.demo.export import CountingExporter
 from otel_modtrack.demo.model import GPT
+from otel_modtrack.demo.progress import Progress
 from otel_modtrack.demo.text import english_text
 from otel_modtrack.demo.train import encode
+from otel_modtrack.usage import UsageError
 from otel_modtrack.view.model import Node, build_trees, find_steps
 from otel_modtrack.view.reader import read_trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -185,14 +191,18 @@ def test_output_tells_the_whole_story(plain: Finished) -> None:
     assert "└─ forward GPT.layers.1.mlp.down_proj\n" in out
     assert re.search(r"self ms +share +total ms +calls +span\n( +\d.*\n){10}\n", out)
     assert f"{STEPS * SPANS_A_STEP} of {STEPS * SPANS_A_STEP} spans are in {plain.out}\n" in out
-    assert out.splitlines()[-1].endswith(f"view {plain.out}")
     assert plain.process.stderr == ""
 
 
-def test_view_shows_the_same(plain: Finished, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command that the demo names prints what the demo printed."""
-    assert main(["view", str(plain.out)]) == 0
-    assert capsys.readouterr().out in plain.process.stdout
+def test_view_shows_the_same(plain: Finished) -> None:
+    """The command that the demo names in its last line prints what the demo printed."""
+    label, _, command = plain.process.stdout.splitlines()[-1].partition(": ")
+    assert label == "Show it again"
+    shown = subprocess.run(  # noqa: S603 - our own command
+        shlex.split(command), capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    assert shown.stdout.startswith(f"Step {STEPS - 1} of ")
+    assert shown.stdout in plain.process.stdout
 
 
 def test_checkpointing_recomputes_inside_the_backward(checkpointed: Finished) -> None:
@@ -262,7 +272,7 @@ def grpc_backend(requests: list[ExportTraceServiceRequest]) -> Iterator[str]:
     """An OTLP/gRPC receiver that keeps what it gets. Yields its address."""
 
     class Servicer(TraceServiceServicer):
-        def Export(
+        def Export(  # noqa: N802 - gRPC's name
             self, request: ExportTraceServiceRequest, _: object
         ) -> ExportTraceServiceResponse:
             requests.append(request)
@@ -391,7 +401,10 @@ def test_small_queue_of_the_users_shows_its_losses(tmp_path: Path) -> None:
         ),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"}, "_ENDPOINT is no URL; set it to one"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[broken"}, "_ENDPOINT is no URL; set it to one"),
-        ({"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"}, "check the OTEL_EXPORTER_OTLP_* variables"),
+        (
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_COMPRESSION": "secret"},
+            "the OTLP exporter refuses its settings (InvalidCompressionValueException); check the",
+        ),
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "7"}, "the OTEL_BSP_* variables do not fit each other"),
         ({"OTEL_SDK_DISABLED": "true"}, "OTEL_SDK_DISABLED=true switches every span off; unset it"),
     ],
@@ -411,6 +424,7 @@ def test_bad_environment_gets_one_line(
     shown = capsys.readouterr()
     assert says in shown.err
     assert shown.err.count("\n") == 1
+    assert "secret" not in shown.err
     assert "step " not in shown.out
 
 
@@ -430,6 +444,49 @@ def test_missing_extra_is_named(
 
 
 # Parts
+
+
+class Terminal(io.StringIO):
+    """A stdout that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+
+def test_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a bar moves, with the loss beside it, and no lines are printed."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    progress = Progress(2)
+    progress.advance(0, 2.5)
+    progress.advance(1, 1.25)
+    progress.close()
+    shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "2/2 [" in shown
+    assert "loss=1.250" in shown
+    assert "step     1" not in shown
+
+
+def test_other_outputs_get_some_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Elsewhere some ten lines are printed, the last step among them, however many steps."""
+    progress = Progress(1234)
+    for step in range(1234):
+        progress.advance(step, 1.0)
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert 10 <= len(lines) <= 12
+    assert lines[-1] == "step  1233 of 1234  loss 1.000"
+
+
+@pytest.mark.parametrize(
+    ("exported", "produced", "says"),
+    [(0, 0, "made no span at all"), (5, 1180, "only 5 of 1,180 spans are in f.jsonl; make room")],
+)
+def test_incomplete_file_is_a_failure(exported: int, produced: int, says: str) -> None:
+    """A file that lacks spans is not shown as if it were whole."""
+    pipeline: Any = SimpleNamespace(file=SimpleNamespace(exported=exported), produced=produced)
+    with pytest.raises(UsageError, match=says):
+        _check_written(pipeline, Path("f.jsonl"))
 
 
 class ScriptedExporter(SpanExporter):

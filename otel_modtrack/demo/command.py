@@ -185,5 +185,12 @@ def _steps(count: int) -> str:
 
 def _view_command(out: Path) -> str:
     """Return the command as it can be typed here, also where the environment is not activated."""
-    program = "otel-modtrack" if shutil.which("otel-modtrack") else os.path.relpath(sys.argv[0])
-    return shlex.join([program, "view", str(out)])
+    script = Path(sys.executable).with_name("otel-modtrack")
+    if shutil.which("otel-modtrack"):
+        program = ["otel-modtrack"]
+    elif script.exists():
+        is_below = script.is_relative_to(Path.cwd())
+        program = [str(script.relative_to(Path.cwd()) if is_below else script)]
+    else:
+        program = [sys.executable, "-m", "otel_modtrack"]
+    return shlex.join([*program, "view", str(out)])
