@@ -21,8 +21,8 @@ class CodeSwap:
 
     The template mentions what it needs as string constants (``"modtrack:enter"``); they are
     replaced by the objects themselves, so that the new code needs no closure and no name in the
-    function's module. It keeps the file and name of the original (dynamo skips frames by file), and
-    is moved by `shift` lines, so that a call in it stands on the line that it has in the original: a
+    function's module. It keeps file and name of the original (dynamo skips frames by file), and is
+    moved by `shift` lines, so that a call in it stands on the line it has in the original: a
     traceback through it reads as before.
 
     Raises:
