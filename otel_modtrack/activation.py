@@ -97,8 +97,12 @@ class Activation:
         """Take everything away: the originals are back and no hook is left."""
         with CORE.lock:
             CORE.on = False
-            while self._undo:
-                self._undo.pop()()
+            try:
+                while self._undo:
+                    self._undo.pop()()
+            finally:
+                if self._undo:  # interrupted: take the rest away all the same
+                    self.off()
             CORE.forget()
             for state in list(CORE.states):
                 if state.running is None:

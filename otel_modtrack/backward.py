@@ -8,7 +8,6 @@ that ran, every node has the owner of the first by construction: no other node n
 
 from __future__ import annotations
 
-import bisect
 import gc
 import logging
 import threading
@@ -18,14 +17,14 @@ import torch
 from torch.autograd import Variable, graph
 
 from otel_modtrack import engine, forward
-from otel_modtrack.core import CORE, THREADS, Stretch, ThreadState, real
+from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.engine import ACCUMULATE, current_graph_task_id, current_node
+from otel_modtrack.plan import Plan
 from otel_modtrack.regions import Kind, Phase, Region, Subject
-from otel_modtrack.swap import CodeSwap, skip_by_dynamo
+from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from otel_modtrack.regions import Unit
 
@@ -47,7 +46,7 @@ def _fired(grad: Any) -> None:
     try:
         run = CORE.runs.get(current_graph_task_id())
         if run is not None:
-            run.events.append((current_node()._sequence_nr(), _clock()))  # noqa: SLF001
+            run.events.append((run.plan.key(current_node()), _clock()))
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a backward hook", error)
 
@@ -56,7 +55,8 @@ class Run:
     """One run of the autograd engine.
 
     Attributes:
-        events: (number of the node about to run, clock in ns), as they fired.
+        plan: who owns which node.
+        events: (key of the node about to run, clock in ns), as they fired.
         unit: what its regions are exported with; None if nothing tracked is in its graph.
         root: the ``backward`` region, or None where its regions hang directly under `place`.
         place: the region in which the run was launched, if any.
@@ -68,9 +68,10 @@ class Run:
     def __init__(self, state: ThreadState, roots: Iterable[Any], inputs: Iterable[Any]) -> None:
         self.state = state
         self.begun_ns = _clock()
-        self.roots = tuple(node for one in roots if (node := engine.node_of(one)) is not None)
-        self.inputs = tuple(node for one in inputs if (node := engine.node_of(one)) is not None)
-        self.events: list[tuple[int, int]] = []
+        self._roots = tuple(node for one in roots if (node := engine.node_of(one)) is not None)
+        self._inputs = tuple(node for one in inputs if (node := engine.node_of(one)) is not None)
+        self.plan: Plan
+        self.events: list[tuple[Any, int]] = []
         self.unit: Unit | None = None
         self.root: Region | None = None
         self.here = -1
@@ -85,10 +86,9 @@ class Run:
         else:
             self.place = real(running) or state.optimizer
         self._before = (state.running, state.context)
+        self._base: Region | None = None
         self._handles: list[Any] = []
         self._planned = False
-        self._stretches: list[Stretch] = []
-        self._owners: dict[int, Region | None] = {}  # of the armed nodes
         self._owner: Region | None = None
         self._open: list[Region] = []
         self._depths: dict[Region, int] = {}  # how deep the open region of a call lies
@@ -103,12 +103,13 @@ class Run:
         if state.running is not None:
             base.phase = state.running.phase
         base.span = self
+        self._base = base
         var = CORE.sink.var
         if var is not None:
             state.var, state.context = var, var.get()
         self.context = state.context
         if CORE.sink.wants_backward:  # else it is planned when someone asks where it is
-            self._handles = [node.register_prehook(self.first) for node in self.roots]
+            self._handles = [node.register_prehook(self.first) for node in self._roots]
         state.note(base)
         state.running = base
 
@@ -118,13 +119,13 @@ class Run:
         """The first node is about to run. Never raises."""
         del grads
         try:
-            self.plan()
+            self.make_plan()
             if self.unit is not None:
-                self.events.append((current_node()._sequence_nr(), _clock()))  # noqa: SLF001
+                self.events.append((self.plan.key(current_node()), _clock()))
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("planning a backward", error)
 
-    def plan(self) -> None:
+    def make_plan(self) -> None:
         """Find out whose nodes will run, and arm those where the owner changes."""
         if self._planned:
             return
@@ -136,52 +137,15 @@ class Run:
         collecting = gc.isenabled()  # node wrappers made here must not be walked by a collection
         gc.disable()
         try:
-            order = engine.execution_order(self.roots, self.inputs)
-            self._stretches = _stretches_of(order, self.state)
-            if self._stretches:
-                self._arm(order, running)
+            order = engine.execution_order(self._roots, self._inputs)
+            self.plan = Plan(order, self.state)
+            self.plan.arm(order, running, _HOOK.dummy)
         finally:
             if collecting:
                 gc.enable()
-
-    def _arm(self, order: Sequence[Any], running: Any) -> None:
-        # A retained graph is planned again and again: what is armed already stays so. Numbers
-        # tell nodes apart within one thread only.
-        one_thread = len({stretch.thread for stretch in self._stretches}) == 1
-        dummy, owners, floor, ceiling = _HOOK.dummy, self._owners, 1, 0
-        for node in order:
-            number = node._sequence_nr()  # noqa: SLF001
-            if floor <= number < ceiling or number >= ACCUMULATE:
-                continue
-            owner, floor, ceiling, stretch = self._interval(number)
-            owners[number] = owner
-            if node is running or (one_thread and number in stretch.armed):
-                continue
-            node._register_hook_dict(dummy)  # noqa: SLF001
-            stretch.armed.add(number)
-        found = next((owner for owner in owners.values() if owner is not None), None)
+        found = self.plan.newest()
         if found is not None:
             self._open_unit(found)
-
-    def _interval(self, number: int) -> tuple[Region | None, int, int, Stretch]:
-        """Who made node `number`, and from which to below which number the answer is the same."""
-        below, above = 0, ACCUMULATE
-        for stretch in self._stretches:  # newest first
-            numbers = stretch.numbers
-            if number < numbers[0]:
-                above = min(above, numbers[0])
-            elif number >= numbers[-1] and stretch is not self.state.stretch:
-                below = max(below, numbers[-1])  # made after it, maybe inside one that began before
-            else:
-                at = bisect.bisect_right(numbers, number)
-                end = numbers[at] if at < len(numbers) else above
-                owner = real(stretch.calls[at - 1])
-                return owner, max(below, numbers[at - 1]), min(above, end), stretch
-        return None, below, above, self._stretches[-1]
-
-    def owner(self, number: int) -> Region | None:
-        """The innermost call that made node `number`."""
-        return self._interval(number)[0] if number < ACCUMULATE else self._owner
 
     def _open_unit(self, found: Region) -> None:
         """Something tracked is about to run: decide where its regions go."""
@@ -211,7 +175,7 @@ class Run:
         look-up of the running node counts as an event.
         """
         with self._lock:
-            self.plan()
+            self.make_plan()
             if self.unit is None:
                 return self.place
             node = current_node()
@@ -219,23 +183,18 @@ class Run:
                 number = node._sequence_nr()  # noqa: SLF001
                 if number < ACCUMULATE:
                     self.here = number
-                    self.events.append((number, _clock()))
+                    self.events.append((self.plan.key(node), _clock()))
             self.fold()
             return self._open[-1] if self._open else self.root or self.place
-
-    def calls_here(self) -> list[Region]:
-        """The forward calls whose backward runs now, innermost first."""
-        place = self.locate()
-        return [region for region in place.chain() if region.forward is not None] if place else []
 
     # -- after: what ran ------------------------------------------------------------------------
 
     def fold(self) -> None:
         """Turn the events so far into regions: each is one step through the tree of calls."""
-        events, owners = self.events, self._owners
+        events, owners = self.events, self.plan.owners
         for at in range(self._folded, len(events)):
-            number, at_ns = events[at]
-            owner = owners[number] if number in owners else self.owner(number)
+            key, at_ns = events[at]
+            owner = owners[key] if key in owners else self.plan.owner(key)
             if owner is not self._owner:
                 self._move(owner, at_ns)
             self._folded = at + 1
@@ -244,6 +203,9 @@ class Run:
         """Close what is not an ancestor of `owner`, open its missing ancestors and itself."""
         self._owner = owner
         depths, still_open = self._depths, self._open
+        if len(depths) != len(still_open):  # an interruption came between the two
+            depths.clear()
+            depths.update({region.forward: at for at, region in enumerate(still_open, 1)})  # type: ignore[misc]
         missing: list[Region] = []
         call = owner
         keep = 0
@@ -256,7 +218,7 @@ class Run:
         while len(still_open) > keep:
             region = still_open.pop()
             region.end_ns = at_ns
-            del depths[region.forward]  # type: ignore[arg-type]
+            depths.pop(region.forward, None)  # type: ignore[arg-type]
         while missing:
             call = missing.pop()
             still_open.append(self._region(call, at_ns))
@@ -285,11 +247,14 @@ class Run:
             call.parent = region
 
     def end(self, error: BaseException | None) -> None:
-        """The engine is done, by whatever road: close every region."""
+        """The engine is done, by whatever road: close every region, let go of every node."""
         state = self.state
         state.running, state.context = self._before
         state.note(state.running)
         self._remove_handles()
+        if self._base is not None:
+            self._base.span = None  # the log goes on holding the base
+        self._roots = self._inputs = ()
         if self._planned:
             CORE.runs.pop(self.task_id, None)
         if self.unit is None:
@@ -301,7 +266,6 @@ class Run:
             region.end_ns = now_ns
             if error is not None:
                 forward.failed(state, region, error)
-        self._open.clear()
         if state.running is None:
             state.raising = None
         if self.root is not None:
@@ -321,37 +285,6 @@ def _outermost(call: Region) -> Region:
     ):
         call = parent
     return call
-
-
-def _stretches_of(order: Sequence[Any], state: ThreadState) -> list[Stretch]:
-    """The logs of the calls that made these nodes, newest first.
-
-    Numbers are per thread. Where logs of several threads have numbers in the range, a log counts
-    if it hangs on a node that will run, or else if it is this thread's own.
-    """
-    living = CORE.living()
-    if state.stretch is not None:
-        living.append(state.stretch)
-    if all(stretch.thread == state.thread for stretch in living):
-        living.sort(key=lambda s: -s.numbers[0])
-        return living
-    numbers = [n for node in order if (n := node._sequence_nr()) < ACCUMULATE]  # noqa: SLF001
-    if not numbers:
-        return []
-    low, high = min(numbers), max(numbers)
-    found = [s for s in living if s.numbers[0] <= high and s.numbers[-1] >= low]
-    threads = {s.thread for s in found}
-    if len(threads) > 1 or (threads and threads != {state.thread}):
-        hung = {
-            id(node.metadata.get(forward.METADATA_KEY))
-            for node in order
-            if node._sequence_nr() < ACCUMULATE  # noqa: SLF001
-        }
-        sure = [s for s in found if id(s) in hung]
-        theirs = {s.thread for s in sure} or {state.thread}
-        found = [s for s in found if s.thread in theirs]
-    found.sort(key=lambda s: -s.numbers[0])
-    return found
 
 
 _said: list[str] = []
@@ -395,44 +328,40 @@ def end_run(cell: list[Run], error: BaseException | None) -> None:
         CORE.fault("the end of a backward", fault)
 
 
-def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own, with a `Run` around it. It runs with the globals of torch.autograd.graph."""
+def _around(cell: list[Run], t_outputs: Any, args: Any, kwargs: Any) -> Any:
+    """What is put around the body of torch's `_engine_run_backward`, in its own frame.
+
+    `wrapped` puts it where `original_body` is called; strings are replaced by objects.
+    """
     if torch.compiler.is_compiling():
         return Variable._execution_engine.run_backward(t_outputs, *args, **kwargs)  # noqa: SLF001
-    original: Any = "modtrack:original"
     begin_run: Any = "modtrack:begin_run"
     end_run: Any = "modtrack:end_run"
-    cell: list[Run] = []
+    cell = []
     try:
         begin_run(cell, t_outputs, args, kwargs)
-        done = original(t_outputs, *args, **kwargs)
-        end_run(cell, None)
+        original_body()
     except BaseException as error:
         end_run(cell, error)
         raise
-    return done
+    finally:
+        end_run(cell, None)
+    return None
 
 
 class EngineSwap:
     """Puts our code into ``torch.autograd.graph._engine_run_backward`` and takes it out again.
 
     Raises:
-        TypeError: if the function is not a plain Python function.
+        TypeError: if the function is not a plain one whose source is there.
     """
 
     def __init__(self) -> None:
         target: Any = graph._engine_run_backward  # noqa: SLF001
-        code: types.CodeType = target.__code__
-        original = type(target)(code, target.__globals__, target.__name__, target.__defaults__)
         self._swap = CodeSwap(
             target,
-            _engine_run_backward,
-            {
-                "modtrack:original": original,
-                "modtrack:begin_run": begin_run,
-                "modtrack:end_run": end_run,
-            },
-            shift=code.co_firstlineno - _engine_run_backward.__code__.co_firstlineno,
+            wrapped(target, _around),
+            {"modtrack:begin_run": begin_run, "modtrack:end_run": end_run},
         )
         skip_by_dynamo(begin_run, end_run, Run.first, _fired)
         self.install, self.remove = self._swap.install, self._swap.remove

@@ -34,7 +34,7 @@ def follow(state: ThreadState, call: Region, before: Region | None, body: Any) -
     """
     if not _is_fresh(body):
         return None
-    steps = _Steps(call)
+    steps = _Steps(call, body)
     wrapped: Any
     if isinstance(body, types.CoroutineType):
         wrapped = _coroutine(body, steps)
@@ -61,8 +61,9 @@ def _is_fresh(body: Any) -> bool:
 class _Steps:
     """Makes `call` the running region for each step of its body."""
 
-    def __init__(self, call: Region) -> None:
+    def __init__(self, call: Region, body: Any) -> None:
         self._call = call
+        self._body = body
 
     def drive(self, body: Any, *, last: bool) -> Generator[Any, Any, Any]:
         """Run `body` to its end, as ``yield from`` would; `last` if the call ends with it."""
@@ -153,6 +154,8 @@ class _Steps:
         if call.end_ns:
             return
         try:
+            if isinstance(self._body, types.CoroutineType) and _is_fresh(self._body):
+                self._body.close()  # never awaited: Python has said so already, of ours
             call.end_ns = forward.clock()
             call.unit.held -= 1
             if call.unit.opener is not None and call.unit.opener.end_ns and not call.unit.held:

@@ -7,7 +7,6 @@ import collections
 import itertools
 import logging
 import os
-import signal
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -23,9 +22,20 @@ if TYPE_CHECKING:
     from otel_modtrack.backward import Run
     from otel_modtrack.regions import Region, Unit
 
-__all__ = ["CORE", "THREADS", "Core", "Stretch", "ThreadState"]
+__all__ = [
+    "CORE",
+    "METADATA_KEY",
+    "THREADS",
+    "Core",
+    "Stretch",
+    "ThreadState",
+    "from_signal_handler",
+    "real",
+]
 
 logger = logging.getLogger("otel_modtrack")
+
+METADATA_KEY = "otel_modtrack"  # under which a node's metadata holds a stretch
 
 # Stretches kept alive per thread though no graph was found to hang them on, so that the backward
 # of what leaked out of a call (an activation kept by a hook) still finds its regions.
@@ -42,13 +52,14 @@ class Stretch:
     that made the node. Numbers are per thread, so a stretch says whose they are.
     """
 
-    __slots__ = ("__weakref__", "armed", "calls", "numbers", "thread")
+    __slots__ = ("__weakref__", "armed", "calls", "hung", "numbers", "thread")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
         self.numbers: list[int] = []
         self.calls: list[Region | None] = []
         self.armed: set[int] = set()  # numbers of nodes that carry our hook already
+        self.hung: set[int] = set()  # numbers of nodes whose metadata holds it
 
     def owner(self, number: int) -> Region | None:
         """The innermost call that made node `number`; None if it was made outside of any."""
@@ -125,7 +136,7 @@ class ThreadState:
         """End the log; returned only if nodes were made meanwhile."""
         stretch, self.stretch, self.opener = self.stretch, None, None
         self.numbers, self.calls = [], []
-        if stretch is None or stretch.numbers[0] == stretch.numbers[-1]:
+        if stretch is None or not stretch.numbers or stretch.numbers[0] == stretch.numbers[-1]:
             return None
         self.recent.append(stretch)
         CORE.remember(stretch)
@@ -223,7 +234,7 @@ class Core:
         Raises:
             Exception: `error` itself, if a signal handler of the user's raised it in our code.
         """
-        if _from_signal_handler(error):
+        if from_signal_handler(error):
             raise error
         if isinstance(error, RecursionError):
             return  # the user's own call is about to meet the same limit, and will say so
@@ -254,21 +265,17 @@ class Core:
             state.reset()
 
 
-def _from_signal_handler(error: Exception) -> bool:
-    """Whether a Python signal handler is among the frames that `error` passed through."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    codes = set()
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-        if code is not None:
-            codes.add(code)
+def from_signal_handler(error: Exception) -> bool:
+    """Whether a Python signal handler raised `error`, and so it is the user's.
+
+    A handler is called with the frame that it interrupted; no other function is.
+    """
     trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
+    while trace is not None and trace.tb_next is not None:
+        interrupted, trace = trace.tb_frame, trace.tb_next
+        for value in trace.tb_frame.f_locals.values():
+            if value is interrupted or (isinstance(value, tuple) and interrupted in value):
+                return True
     return False
 
 

@@ -35,19 +35,21 @@ class RegionContext(Context):
     the same span. A dict as `opentelemetry.context.Context` is; read-only as that is.
     """
 
-    __slots__ = ("_base", "_make", "_region")
+    __slots__ = ("_make", "_region", "modtrack_base")
 
     def __init__(self, region: Region, base: Context, make: Callable[[Region], trace.Span]) -> None:
         super().__init__()
         self._region: Region | None = region
-        self._base = base
+        # The user's own: never one of ours, however deep the modules are nested.
+        ours = isinstance(base, RegionContext)
+        self.modtrack_base: Context = base.modtrack_base if ours else base  # type: ignore[attr-defined]
         self._make = make
 
     def _read(self) -> None:
         region, self._region = self._region, None
         if region is not None:
             try:
-                dict.update(self, self._base)
+                dict.update(self, self.modtrack_base)
                 dict.__setitem__(self, _SPAN_KEY, self._make(region))
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
                 CORE.fault("the current span", error)
@@ -55,7 +57,7 @@ class RegionContext(Context):
     def get(self, key: str, default: Any = None) -> Any:
         """Values other than the span are the user's own and need no span made."""
         if key != _SPAN_KEY and self._region is not None:
-            return self._base.get(key, default)
+            return self.modtrack_base.get(key, default)
         self._read()
         return dict.get(self, key, default)
 

@@ -107,7 +107,8 @@ def _walk(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
 def node_of(out: Any) -> Any:
     """The node of a root or input of a backward: a tensor or a `GradientEdge`; or None."""
     if isinstance(out, torch.Tensor):
-        return out.grad_fn
+        with _C.DisableTorchFunction():  # not for the user's subclasses and modes to notice
+            return out.grad_fn
     return getattr(out, "node", None)
 
 

@@ -9,7 +9,6 @@ matter, only the order in which calls begin and end, and how many autograd nodes
 from __future__ import annotations
 
 import contextlib
-import dis
 import logging
 import time
 import traceback
@@ -18,19 +17,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves
 
 from otel_modtrack import bodies, optimizers
-from otel_modtrack.core import CORE, THREADS, Stretch, ThreadState
+from otel_modtrack.core import (
+    CORE,
+    METADATA_KEY,
+    THREADS,
+    Stretch,
+    ThreadState,
+    from_signal_handler,
+)
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
-from otel_modtrack.swap import CodeSwap, skip_by_dynamo
+from otel_modtrack.swap import CodeSwap, moved, skip_by_dynamo
 
 if TYPE_CHECKING:
-    import types
     from collections.abc import Iterator
 
 __all__ = [
-    "METADATA_KEY",
     "ForwardSwap",
     "clock",
     "close",
@@ -47,9 +50,7 @@ __all__ = [
 
 logger = logging.getLogger("otel_modtrack")
 
-METADATA_KEY = "otel_modtrack"
-
-# Output tensors that a stretch is hung on. Whatever lies beyond is still found among the recent.
+# How much of a call's output is looked through. What lies beyond is still among the recent.
 _MAX_OUTPUTS = 1000
 
 clock = time.perf_counter_ns
@@ -57,6 +58,7 @@ _sequence_nr = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - probed in `
 _current_graph_task_id = torch._C._current_graph_task_id  # noqa: SLF001
 _KNOWN = CORE.names.known
 _FORWARD = Phase.FORWARD
+_NOT_LOOKED_INTO = (type, nn.Module, str, bytes, int, float, complex, type(None))
 # Raised by non-reentrant checkpointing when it has recomputed enough: not an error.
 _EARLY_STOP: Any = getattr(checkpoint, "_StopRecomputationError", ())
 
@@ -105,6 +107,8 @@ def enter(state: ThreadState, module: nn.Module) -> None:
         subject = _KNOWN.get(id(module))
         if subject is None:
             subject = CORE.names.name(module, parent)
+        if subject.hidden:
+            return
         if parent is None or parent.subject.special:
             call = begin(state, subject)
             if call is None:
@@ -273,30 +277,44 @@ def hang(stretch: Stretch, outs: Any) -> None:
     change the order of the graph: its base's node serves as well, and lives as long.
     """
     try:
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - not the user's to notice
-            for count, tensor in enumerate(_tensors(outs)):
-                if count >= _MAX_OUTPUTS:
-                    break
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - not the user's to notice
+            for tensor in _tensors(outs):
                 holder = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
                 node = holder.grad_fn if holder is not None else None
                 if node is not None:
                     node.metadata[METADATA_KEY] = stretch  # type: ignore[index]
-    except Exception:
+                    stretch.hung.add(node._sequence_nr())  # noqa: SLF001
+    except Exception as error:
+        if from_signal_handler(error):
+            raise
         logger.debug("the outputs could not be looked through", exc_info=True)
 
 
 def _tensors(outs: Any) -> Iterator[torch.Tensor]:
-    if isinstance(outs, torch.Tensor):
-        yield outs
-        return
-    for leaf in tree_leaves(outs):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module)):
-            # A dataclass or a class of the user's: one level, its attributes.
-            for value in tree_leaves(list(vars(leaf).values())):
-                if isinstance(value, torch.Tensor):
-                    yield value
+    """Tensors in the usual containers, and one level deep in objects of the user's classes.
+
+    Runs no code of the user's: methods of the built-in classes, on their instances.
+    """
+    todo = [outs]
+    for _ in range(_MAX_OUTPUTS):
+        if not todo:
+            return
+        value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list):
+            todo.extend(list.__iter__(value))
+        elif isinstance(value, tuple):
+            todo.extend(tuple.__iter__(value))
+        elif isinstance(value, dict):
+            todo.extend(dict.values(value))
+        elif value is outs or not isinstance(value, _NOT_LOOKED_INTO):
+            with contextlib.suppress(AttributeError):
+                todo.extend(
+                    part
+                    for part in object.__getattribute__(value, "__dict__").values()
+                    if isinstance(part, (torch.Tensor, list, tuple, dict))
+                )
 
 
 def fail(state: ThreadState, before: Region | None, error: BaseException) -> None:
@@ -305,6 +323,7 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
     Closes whatever an interruption left open below it, too.
     """
     try:
+        del state.calls[len(state.numbers) :], state.numbers[len(state.calls) :]
         while (call := state.running) is not before and call is not None:
             failed(state, call, error)
             last = call is state.opener
@@ -313,11 +332,30 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
                 finish(state, call, None)
         state.running = before
         if before is None:
-            state.raising = None
-            if state.skip:
-                state.skip = not CORE.on
+            _repair(state)
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a module's failing", fault)
+
+
+def _repair(state: ThreadState) -> None:
+    """Nothing runs on this thread any more: finish what an interruption of ours left half done.
+
+    A signal handler's exception may come between any two operations, here as elsewhere.
+    """
+    state.raising = None
+    if state.skip:
+        state.skip = not CORE.on
+    opener = state.opener
+    if opener is not None and opener.end_ns:
+        finish(state, opener, None)
+    unit = state.unit
+    if unit is not None and unit.opener is not None and unit.opener.end_ns:
+        done(state, unit.opener)
+    var = state.var
+    if var is not None:
+        users = getattr(var.get(), "modtrack_base", None)
+        if users is not None:
+            var.set(users)
 
 
 def _previous(call: Region, before: Region | None) -> Region | None:
@@ -346,19 +384,11 @@ def describe(error: BaseException) -> Failure:
     try:
         told = traceback.TracebackException(kind, error, error.__traceback__, lookup_lines=False)
         message = str(error)
-    except Exception:  # noqa: BLE001 - an exception whose str() raises, or too deep a stack
+    except Exception as fault:
+        if from_signal_handler(fault):
+            raise
         return Failure(name, "", lambda: "", clock())
     return Failure(name, message, lambda: "".join(told.format()), clock())
-
-
-def _line_of(code: types.CodeType, attribute: str) -> int:
-    """The last line of `code` that reads `attribute`."""
-    offsets = [i.offset for i in dis.get_instructions(code) if i.argval == attribute]
-    for start, end, line in code.co_lines():
-        if offsets and start <= offsets[-1] < end and line is not None:
-            return line
-    msg = f"{code.co_name} does not call {attribute}"
-    raise TypeError(msg)
 
 
 class ForwardSwap:
@@ -374,10 +404,9 @@ class ForwardSwap:
         if code is None or code.co_filename != nn.modules.module.__spec__.origin:
             msg = "nn.Module._wrapped_call_impl is not torch's own"
             raise TypeError(msg)
-        ours = _wrapped_call_impl.__code__
         self._swap = CodeSwap(
             target,
-            _wrapped_call_impl,
+            moved(_wrapped_call_impl, target, "_call_impl"),
             {
                 "modtrack:threads": THREADS,
                 "modtrack:enter": enter,
@@ -385,7 +414,6 @@ class ForwardSwap:
                 "modtrack:fail": fail,
                 "modtrack:compiled": compiled,
             },
-            shift=_line_of(code, "_call_impl") - _line_of(ours, "_call_impl"),
         )
         skip_by_dynamo(enter, leave, fail, compiled)
         self.install, self.remove = self._swap.install, self._swap.remove

@@ -85,6 +85,16 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, child
 
 
+def _is_dynamos(module: nn.Module) -> bool:
+    """Whether dynamo made this graph (torch/_dynamo/output_graph.py says so in its ``meta``)."""
+    meta = module.__dict__.get("meta")
+    return (
+        type(module).__module__ == "torch.fx.graph_module"
+        and isinstance(meta, dict)
+        and any(str(key).startswith("dynamo_") for key in meta)
+    )
+
+
 class Names:
     """The subjects of all modules seen, by ``id``; an entry goes when its module does.
 
@@ -147,7 +157,8 @@ class Names:
         if known is not None and inner is not module:  # wrapped after it was named
             fqn, target = known.fqn, known.target
         else:
-            fqn, target = self._root_name(shown, module), None
+            fqn = shown if _is_dynamos(module) else self._root_name(shown, module)
+            target = None
         subject = self._add(module, fqn, target)
         self._name_tree(module, subject)
         return subject
@@ -210,6 +221,7 @@ class Names:
             target=target,
             plain=plain and "forward" not in module.__dict__,
             compiled=wrapper == "OptimizedModule",
+            hidden=_is_dynamos(module),
             ref=ref,
         )
         refs[key] = ref

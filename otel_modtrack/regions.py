@@ -45,6 +45,7 @@ class Subject:
         type: the module's class name.
         wrapper: class name of the wrapper this module is (``DistributedDataParallel``), or "".
         target: identity shared by a module and all its wrappers, so that they are one region.
+        hidden: its calls are no regions: a graph that dynamo made and a compiled region runs.
         special: calls directly below may need more than the usual treatment (wrapper, engine run).
         plain: runs no user code of its own in forward (a class of torch.nn).
         compiled: its calls are one compiled callable.
@@ -55,6 +56,7 @@ class Subject:
         "cache",
         "compiled",
         "fqn",
+        "hidden",
         "kind",
         "plain",
         "ref",
@@ -76,6 +78,7 @@ class Subject:
         target: object = None,
         plain: bool = False,
         compiled: bool = False,
+        hidden: bool = False,
         ref: Callable[[], object] = lambda: None,
     ) -> None:
         self.kind = kind
@@ -87,6 +90,7 @@ class Subject:
         self.special = bool(wrapper) or kind is Kind.ENGINE
         self.plain = plain
         self.compiled = compiled
+        self.hidden = hidden
         self.ref = ref
         self.cache: dict[Any, Any] = {}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from otel_modtrack import forward
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import template
@@ -90,7 +92,7 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
 
 def _enter(name: str) -> tuple[Any, Region | None]:
     """Begin a named region on this thread. Returns what its end needs; (None, None) if off."""
-    if not CORE.on:
+    if torch.compiler.is_compiling() or not CORE.on:
         return None, None
     state = THREADS.state
     if state.skip:

@@ -119,20 +119,32 @@ class SdkSink(SpanSink):
         """See `SpanSink.span_context`: ids alone, no span."""
         known = region.span
         if known is None:
-            scope: Scope = region.unit.scope  # type: ignore[assignment]
-            above = self._above(region)
-            if above is None:
-                if not scope.trace_id:
-                    scope.trace_id = self.ids.generate_trace_id()
-                trace_id = scope.trace_id
-            else:
-                trace_id = above.trace_id
-            known = region.span = _span_context(
-                trace_id, self.ids.generate_span_id(), scope.flags, scope.state
-            )
+            pending = [region]  # a loop: a recursion might meet the user's recursion limit
+            while (
+                (above := pending[-1].parent) is not None
+                and above.span is None
+                and pending[-1].context is None
+            ):
+                pending.append(above)
+            while pending:
+                known = self._give_ids(pending.pop())
         elif not isinstance(known, trace.SpanContext):
             return known.get_span_context()  # type: ignore[no-any-return]
-        return known
+        return known  # type: ignore[no-any-return]
+
+    def _give_ids(self, region: Region) -> trace.SpanContext:
+        scope: Scope = region.unit.scope  # type: ignore[assignment]
+        above = self._above(region)
+        if above is not None:
+            trace_id = above.trace_id
+        else:
+            if not scope.trace_id:
+                scope.trace_id = self.ids.generate_trace_id()
+            trace_id = scope.trace_id
+        region.span = found = _span_context(
+            trace_id, self.ids.generate_span_id(), scope.flags, scope.state
+        )
+        return found
 
     def _above(self, region: Region) -> trace.SpanContext | None:
         """The parent's span context; None for the root of a trace."""
@@ -179,8 +191,8 @@ class SdkSink(SpanSink):
                     on_end(self._readable(region))
                 else:
                     self.finish(region, known)
-            except Exception:  # noqa: BLE001 - a processor or exporter of the user's
-                self.lost()
+            except Exception as error:  # noqa: BLE001 - a processor or exporter of the user's
+                self.lost(error)
 
     def _readable(self, region: Region) -> sdk_trace.ReadableSpan:
         unit, forward, failure = region.unit, region.forward, region.failure

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as context_api, trace
 
 from otel_modtrack import semconv
+from otel_modtrack.core import from_signal_handler
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
 
@@ -109,6 +110,7 @@ class SpanSink(Sink):
         self.var = context_variable()
         self.dropped = 0
         self._complained = False
+        self._interrupted: Exception | None = None
 
     # -- where a unit hangs, and whether it is recorded ------------------------------------------
 
@@ -168,11 +170,22 @@ class SpanSink(Sink):
         return self._materialise(region)
 
     def _materialise(self, region: Region) -> trace.Span:
-        span = self._early(region)
-        if span is None:
-            span = self._start(region, self._context_above(region))
-        region.span = span
-        return span
+        span: trace.Span | None = None
+        pending = [region]  # a loop: a recursion might meet the user's recursion limit
+        while (
+            (above := pending[-1].parent) is not None
+            and pending[-1].context is None
+            and not isinstance(above.span, trace.Span)
+            and not above.unit.flushed
+        ):
+            pending.append(above)
+        while pending:
+            region = pending.pop()
+            span = self._early(region)
+            if span is None:
+                span = self._start(region, self._context_above(region))
+            region.span = span
+        return span  # type: ignore[return-value]
 
     def _early(self, region: Region) -> trace.Span | None:
         """The span that was started to ask the provider, if `region` is the unit's first."""
@@ -228,22 +241,28 @@ class SpanSink(Sink):
                 region.end_ns = region.end_ns or now_ns
         self.write_all(regions)
         unit.flushed = True
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is not None:
+            raise interrupted
 
     def write_all(self, regions: list[Region]) -> None:
         """Hand on the spans of regions that are over."""
         for region in regions:
             try:
                 self.finish(region, self.span(region))
-            except Exception:  # noqa: BLE001 - a processor or exporter of the user's
-                self.lost()
+            except Exception as error:  # noqa: BLE001 - a processor or exporter of the user's
+                self.lost(error)
 
-    def lost(self) -> None:
-        """A span could not be handed on, for the exception that is being handled."""
+    def lost(self, error: Exception) -> None:
+        """A span could not be handed on. What a signal handler raised is kept for `flush`."""
+        if from_signal_handler(error):
+            self._interrupted = error
+            return
         self.dropped += 1
         if not self._complained:
             self._complained = True
-            logger.exception(  # noqa: LOG004 - called by handlers
-                "a span could not be handed on; further ones are counted only"
+            logger.error(
+                "a span could not be handed on; further ones are counted only", exc_info=error
             )
 
     def finish(self, region: Region, span: Any) -> None:

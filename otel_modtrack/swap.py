@@ -7,23 +7,24 @@ dynamo recompile; hooks make compiled models run eagerly (docs/how-it-works.md h
 
 from __future__ import annotations
 
+import ast
+import dis
+import inspect
+import textwrap
 import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CodeSwap", "skip_by_dynamo"]
+__all__ = ["CodeSwap", "moved", "original_body", "skip_by_dynamo", "wrapped"]
 
 
 class CodeSwap:
-    """Swaps the code of one function for a template's, with constants put in.
+    """Swaps the code of one function for that of `ours`, with constants put in.
 
-    The template mentions what it needs as string constants (``"modtrack:enter"``); they are
-    replaced by the objects themselves, so that the new code needs no closure and no name in the
-    function's module. It keeps file and name of the original (dynamo skips frames by file), and is
-    moved by `shift` lines, so that a call in it stands on the line it has in the original: a
-    traceback through it reads as before.
+    `ours` mentions what it needs as string constants (``"modtrack:enter"``); they are replaced by
+    the objects themselves, so that the code needs no closure and no name in the function's module.
 
     Raises:
         TypeError: if the target is not a plain function without free variables.
@@ -32,29 +33,23 @@ class CodeSwap:
     def __init__(
         self,
         target: Callable[..., Any],
-        template: Callable[..., Any],
+        ours: types.CodeType,
         constants: Mapping[str, object],
-        shift: int,
     ) -> None:
         if not isinstance(target, types.FunctionType) or target.__code__.co_freevars:
             msg = f"{target!r} is not a plain Python function"
             raise TypeError(msg)
         self._target = target
         self.original = target.__code__
-        code = template.__code__
-        self.code: types.CodeType = code.replace(
+        names = {"co_name": self.original.co_name}
+        if hasattr(self.original, "co_qualname"):  # Python 3.11
+            names["co_qualname"] = self.original.co_qualname
+        self.code: types.CodeType = ours.replace(
             co_consts=tuple(
                 constants.get(const, const) if isinstance(const, str) else const
-                for const in code.co_consts
+                for const in ours.co_consts
             ),
-            co_filename=self.original.co_filename,
-            co_name=self.original.co_name,
-            co_firstlineno=code.co_firstlineno + shift,
-            **(
-                {"co_qualname": self.original.co_qualname}
-                if hasattr(self.original, "co_qualname")
-                else {}
-            ),
+            **names,  # type: ignore[arg-type]
         )
 
     @property
@@ -70,6 +65,100 @@ class CodeSwap:
         """Give the function its own code back, unless someone else changed it since."""
         if self.on:
             self._target.__code__ = self.original
+
+
+def moved(ours: Callable[..., Any], target: Callable[..., Any], attribute: str) -> types.CodeType:
+    """The code of `ours`, compiled as if it stood where `target` stands.
+
+    It has the file of the target (dynamo skips frames by file) and its first line, and the call of
+    `attribute` is on the line that it has in the target: source and tracebacks read as before.
+
+    Raises:
+        TypeError: if a source is not to be had, or does not call `attribute`.
+    """
+    function = _parse(ours)
+    code: Any = target.__code__  # type: ignore[attr-defined]
+    there, here = _line_of(code, attribute), _line_of(ours.__code__, attribute)  # type: ignore[attr-defined]
+    ast.increment_lineno(function, there - here)
+    function.lineno = code.co_firstlineno
+    return _compile(function, target)
+
+
+def wrapped(target: Callable[..., Any], around: Callable[..., Any]) -> types.CodeType:
+    """The code of `around`, with the body of `target` where it calls `original_body`.
+
+    For a function whose body differs between torch's versions. It keeps the target's parameters,
+    file and lines.
+
+    Raises:
+        TypeError: if a source is not to be had.
+    """
+    function, frame = _parse(target), _parse(around)
+    for node in ast.walk(frame):
+        if isinstance(node, (ast.stmt, ast.expr, ast.excepthandler)):
+            node.lineno = node.end_lineno = function.lineno
+    body, function.body = function.body, frame.body
+    for node in ast.walk(function):
+        statements = getattr(node, "body", None)
+        if isinstance(statements, list):
+            places = [at for at, statement in enumerate(statements) if _is_place(statement)]
+            for at in places:
+                statements[at : at + 1] = body
+    return _compile(function, target)
+
+
+def original_body() -> None:
+    """Marks the place in a template where `wrapped` puts the body of torch's function."""
+
+
+def _is_place(statement: ast.AST) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == original_body.__name__
+    )
+
+
+def _parse(function: Callable[..., Any]) -> ast.FunctionDef:
+    """The syntax tree of a function, on its own lines and columns, without its docstring."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError) as error:
+        msg = f"the source of {function!r} is not to be had: {error}"
+        raise TypeError(msg) from error
+    source = "".join(lines)
+    indent = len(source) - len(source.lstrip())
+    tree = ast.parse(textwrap.dedent(source))
+    ast.increment_lineno(tree, first - 1)
+    found: ast.FunctionDef = tree.body[0]  # type: ignore[assignment]
+    for node in ast.walk(found):
+        if isinstance(node, (ast.stmt, ast.expr, ast.excepthandler)):
+            node.col_offset += indent
+            node.end_col_offset = (node.end_col_offset or 0) + indent
+    if ast.get_docstring(found) is not None:
+        found.body = found.body[1:]
+    return found
+
+
+def _compile(function: ast.FunctionDef, target: Callable[..., Any]) -> types.CodeType:
+    function.decorator_list, function.returns = [], None
+    for argument in ast.walk(function.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    tree = ast.Module([function], [])
+    compiled = compile(tree, target.__code__.co_filename, "exec", dont_inherit=True)  # type: ignore[attr-defined]
+    return next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+
+
+def _line_of(code: types.CodeType, attribute: str) -> int:
+    """The last line of `code` that reads `attribute`."""
+    offsets = [i.offset for i in dis.get_instructions(code) if i.argval == attribute]
+    for start, end, line in code.co_lines():
+        if offsets and start <= offsets[-1] < end and line is not None:
+            return line
+    msg = f"{code.co_name} does not call {attribute}"
+    raise TypeError(msg)
 
 
 def skip_by_dynamo(*functions: Callable[..., Any]) -> None:
