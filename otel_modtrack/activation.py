@@ -17,6 +17,7 @@ from otel_modtrack.regions import Sink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_modtrack.names import Names
     from otel_modtrack.spans import SpanSink
 
 __all__ = ["ACTIVATION", "Activation"]
@@ -38,13 +39,20 @@ class Activation:
         """The code that module calls run while tracking is on."""
         return nn.Module._wrapped_call_impl.__code__  # noqa: SLF001
 
-    def add(self, tracker: object, sink: SpanSink | None) -> None:
-        """A tracker was entered."""
+    def add(self, tracker: object, names: Names, sink: SpanSink | None) -> Names:
+        """A tracker was entered.
+
+        Returns:
+            The names in use: those of the first tracker that is on.
+        """
         with CORE.lock:
+            if not self._trackers:
+                CORE.use(names)
             self._trackers.append((tracker, sink))
             self._choose()
             if not CORE.on:
                 self._on()
+            return CORE.names
 
     def discard(self, tracker: object) -> None:
         """A tracker was left; trackers may be left in any order."""

@@ -138,7 +138,7 @@ class Run:
         gc.disable()
         try:
             order = engine.execution_order(self._roots, self._inputs)
-            self.plan = Plan(order, self.state)
+            self.plan = Plan(order, self._inputs, self.state)
             self.plan.arm(order, running, _HOOK.dummy)
         finally:
             if collecting:
@@ -181,9 +181,10 @@ class Run:
             node = current_node()
             if node is not None and current_graph_task_id() == self.task_id:
                 number = node._sequence_nr()  # noqa: SLF001
-                if number < ACCUMULATE:
+                key = self.plan.key(node)
+                if number < ACCUMULATE and key not in self.plan.captured:
                     self.here = number
-                    self.events.append((self.plan.key(node), _clock()))
+                    self.events.append((key, _clock()))
             self.fold()
             return self._open[-1] if self._open else self.root or self.place
 
@@ -191,9 +192,11 @@ class Run:
 
     def fold(self) -> None:
         """Turn the events so far into regions: each is one step through the tree of calls."""
-        events, owners = self.events, self.plan.owners
+        events, owners, captured = self.events, self.plan.owners, self.plan.captured
         for at in range(self._folded, len(events)):
             key, at_ns = events[at]
+            if key in captured:
+                continue
             owner = owners[key] if key in owners else self.plan.owner(key)
             if owner is not self._owner:
                 self._move(owner, at_ns)
@@ -239,8 +242,13 @@ class Run:
         return region
 
     def _take_in_recompute(self, call: Region, region: Region) -> None:
-        """Reentrant checkpointing: the block's backward began with its recomputation."""
+        """Reentrant checkpointing: the block's backward began with its recomputation.
+
+        If its first node is the first of all, that is, and nothing else was recomputed for it.
+        """
         assert self.outer is not None  # noqa: S101
+        if self._folded or len(self._regions) > 1:
+            return
         here = [again for number, again in self.outer.recomputes if number == self.outer.here]
         if here == [call]:
             region.start_ns = call.start_ns

@@ -194,13 +194,14 @@ class Core:
     Attributes:
         on: whether any tracker is active.
         sink: where records go.
+        names, known: of the modules, and the subjects among them by ``id(module)``.
         runs: engine runs that are under way, by graph task id.
         stretches: all that still live, oldest first.
     """
 
     def __init__(self) -> None:
         self.on = False
-        self.names = Names()
+        self.use(Names())
         self.sink: Sink = Sink()
         self.states: weakref.WeakSet[ThreadState] = weakref.WeakSet()
         self.runs: dict[int, Run] = {}
@@ -208,6 +209,11 @@ class Core:
         self.lock = threading.RLock()
         self.switch_off: Callable[[], None] = lambda: None  # set by whoever switched it on
         self._prune_at = 64
+
+    def use(self, names: Names) -> None:
+        """Name modules by `names` from now on: the first tracker's that is on."""
+        self.names = names
+        self.known = names.known  # one look-up less on the hot path
 
     def remember(self, stretch: Stretch) -> None:
         """Keep a stretch findable for as long as its graph (or `recent`) keeps it alive."""

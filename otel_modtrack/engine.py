@@ -22,6 +22,7 @@ __all__ = [
     "current_node",
     "execution_order",
     "node_of",
+    "only_captured",
 ]
 
 _C: Any = torch._C  # noqa: SLF001
@@ -102,6 +103,19 @@ def _walk(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
                     todo.append(above)
         seen = {key: node for key, node in seen.items() if key in useful}
     return sorted(seen.values(), key=lambda node: -node._sequence_nr())  # noqa: SLF001
+
+
+def only_captured(order: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Those of `inputs` that do not run themselves: only the gradient that reaches them is taken.
+
+    Source: torch/csrc/autograd/engine.cpp, `GraphTask::init_to_execute`: a node is needed if
+    anything below it is to be executed. Their tensor hooks are called all the same.
+    """
+    inner = [node for node in inputs if node._sequence_nr() < ACCUMULATE]  # noqa: SLF001
+    if not inner:
+        return []
+    running = set(order)
+    return [n for n in inner if not any(below in running for below, _ in n.next_functions)]
 
 
 def node_of(out: Any) -> Any:

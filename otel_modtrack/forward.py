@@ -56,7 +56,6 @@ _MAX_OUTPUTS = 1000
 clock = time.perf_counter_ns
 _sequence_nr = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - probed in `ForwardSwap`
 _current_graph_task_id = torch._C._current_graph_task_id  # noqa: SLF001
-_KNOWN = CORE.names.known
 _FORWARD = Phase.FORWARD
 _NOT_LOOKED_INTO = (type, nn.Module, str, bytes, int, float, complex, type(None))
 # Raised by non-reentrant checkpointing when it has recomputed enough: not an error.
@@ -104,7 +103,7 @@ def enter(state: ThreadState, module: nn.Module) -> None:
     """A call of `module` begins on this thread. Never raises."""
     try:
         parent = state.running
-        subject = _KNOWN.get(id(module))
+        subject = CORE.known.get(id(module))
         if subject is None:
             subject = CORE.names.name(module, parent)
         if subject.hidden:

@@ -14,6 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
+from otel_modtrack.swap import skip_by_dynamo
 
 if TYPE_CHECKING:
     import types
@@ -33,6 +34,7 @@ class OptimizerHooks:
 
     def install(self) -> None:
         """See every optimizer's step from now on."""
+        skip_by_dynamo(_before, _after)
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(_before),
             torch_optimizer.register_optimizer_step_post_hook(_after),

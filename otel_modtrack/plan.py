@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, Any
 
+from otel_modtrack import engine
 from otel_modtrack.core import CORE, METADATA_KEY, real
 from otel_modtrack.engine import ACCUMULATE
 
@@ -32,14 +33,16 @@ class Plan:
     Attributes:
         owners: the innermost call that made each armed node, by `key`.
         by_node: whether nodes are told apart by themselves rather than by number.
+        captured: keys of nodes whose gradient is taken but that do not run themselves.
     """
 
-    def __init__(self, order: Sequence[Any], state: ThreadState) -> None:
+    def __init__(self, order: Sequence[Any], inputs: Sequence[Any], state: ThreadState) -> None:
         self._open = state.stretch
         self.owners: dict[Any, Region | None] = {}
         self.by_node = False
         self._labels: dict[Any, Stretch] = {}
         self._stretches = self._find(order, state)
+        self.captured = {self.key(node) for node in engine.only_captured(order, inputs)}
 
     def arm(self, order: Sequence[Any], running: Any, dummy: Any) -> None:
         """Arm each node whose owner is another than that of the node before.
@@ -53,7 +56,7 @@ class Plan:
         owners, floor, ceiling = self.owners, 1, 0
         for node in order if self._stretches else ():
             number = node._sequence_nr()  # noqa: SLF001
-            if floor <= number < ceiling or number >= ACCUMULATE:
+            if floor <= number < ceiling or number >= ACCUMULATE or number in self.captured:
                 continue
             owners[number], floor, ceiling, stretch = self._interval(number)
             if number not in stretch.armed and node is not running:
@@ -64,7 +67,7 @@ class Plan:
         before: Any = self  # no owner
         for node in order:
             number = node._sequence_nr()  # noqa: SLF001
-            if number >= ACCUMULATE:
+            if number >= ACCUMULATE or node in self.captured:
                 continue
             stretch = self._labels.get(node)
             owner = stretch.owner(number) if stretch is not None else None
@@ -142,7 +145,7 @@ class Plan:
         return near
 
     def _label(self, ends: list[tuple[Any, Stretch]]) -> None:
-        """Follow the graph down from where each log hangs, to where its numbers or another begin."""
+        """Follow the graph down from where each log hangs, to where its numbers or another end."""
         borders = dict(ends)
         for end, stretch in ends:
             first, last = stretch.numbers[0], stretch.numbers[-1]

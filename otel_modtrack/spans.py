@@ -246,11 +246,17 @@ class SpanSink(Sink):
             raise interrupted
 
     def write_all(self, regions: list[Region]) -> None:
-        """Hand on the spans of regions that are over."""
+        """Hand on the spans of regions that are over: all are started before any is ended."""
+        started = []
         for region in regions:
             try:
-                self.finish(region, self.span(region))
+                started.append((region, self.span(region)))
             except Exception as error:  # noqa: BLE001 - a processor or exporter of the user's
+                self.lost(error)
+        for region, span in started:
+            try:
+                self.finish(region, span)
+            except Exception as error:  # noqa: BLE001 - likewise
                 self.lost(error)
 
     def lost(self, error: Exception) -> None:

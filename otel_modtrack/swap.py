@@ -77,8 +77,8 @@ def moved(ours: Callable[..., Any], target: Callable[..., Any], attribute: str) 
         TypeError: if a source is not to be had, or does not call `attribute`.
     """
     function = _parse(ours)
-    code: Any = target.__code__  # type: ignore[attr-defined]
-    there, here = _line_of(code, attribute), _line_of(ours.__code__, attribute)  # type: ignore[attr-defined]
+    code: Any = target.__code__
+    there, here = _line_of(code, attribute), _line_of(ours.__code__, attribute)
     ast.increment_lineno(function, there - here)
     function.lineno = code.co_firstlineno
     return _compile(function, target)
@@ -147,7 +147,7 @@ def _compile(function: ast.FunctionDef, target: Callable[..., Any]) -> types.Cod
         if isinstance(argument, ast.arg):
             argument.annotation = None
     tree = ast.Module([function], [])
-    compiled = compile(tree, target.__code__.co_filename, "exec", dont_inherit=True)  # type: ignore[attr-defined]
+    compiled = compile(tree, target.__code__.co_filename, "exec", dont_inherit=True)
     return next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
 
 

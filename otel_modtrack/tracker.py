@@ -14,6 +14,7 @@ from opentelemetry import context as context_api, trace
 from otel_modtrack import semconv, userhooks
 from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Unit
 from otel_modtrack.spans import Scope, SpanSink, exception_attributes, make_sink
 from otel_modtrack.version import __version__
@@ -77,15 +78,16 @@ class ModTracker:
             raise TypeError(msg)
         self._model = weakref.ref(model) if model is not None else None
         self._provider = tracer_provider
+        self._names = Names()
         self._hooks = userhooks.UserHooks()
         self._entered = 0
 
     def __enter__(self) -> Self:
         """Switch tracking on."""
+        self._names = ACTIVATION.add(self, self._names, make_sink(self._provider, __version__))
         model = self._model() if self._model is not None else None
         if model is not None:
-            CORE.names.name(model)
-        ACTIVATION.add(self, make_sink(self._provider, __version__))
+            self._names.name(model)
         self._entered += 1
         self._hooks.install()
         return self
@@ -155,7 +157,7 @@ class ModTracker:
 
     def get_known_fqn(self, mod: nn.Module) -> str | None:
         """The fqn of a module, or None if it was never seen."""
-        return CORE.names.fqn(mod)
+        return self._names.fqn(mod)
 
     def register_user_hooks(
         self,
