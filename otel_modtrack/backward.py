@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import Variable, graph
 
-from otel_modtrack import engine, forward
+from otel_modtrack import calls, engine
 from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.engine import ACCUMULATE, current_graph_task_id, current_node
 from otel_modtrack.plan import Plan
@@ -37,7 +37,7 @@ _ENGINE = Subject(Kind.ENGINE, "", "", "")
 _BACKWARD = Phase.BACKWARD
 _CALLS = (Kind.MODULE, Kind.SCOPE)  # what has a backward
 
-_clock = forward.clock
+_clock = calls.clock
 
 
 def _fired(grad: Any) -> None:
@@ -273,11 +273,11 @@ class Run:
         for region in [*self._open, *([self.root] if self.root is not None else [])]:
             region.end_ns = now_ns
             if error is not None:
-                forward.failed(state, region, error)
+                calls.failed(state, region, error)
         if state.running is None:
             state.raising = None
         if self.root is not None:
-            forward.done(state, self.root)
+            calls.done(state, self.root)
 
     def _remove_handles(self) -> None:
         while self._handles:

@@ -12,7 +12,9 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from otel_modtrack import calls
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.outputs import hang
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -124,39 +126,33 @@ class _Steps:
         self, state: ThreadState, before: Region | None, token: Any, item: Any = None
     ) -> None:
         """The body stops for now (or the call that made it returns); `before` runs on."""
-        from otel_modtrack import forward  # noqa: PLC0415 - forward imports this module
-
         call = self._call
         try:
             state.note(before)
             state.running = before
             if token is not None:
-                forward.restore(state, token)
+                calls.restore(state, token)
             if state.opener is call:
                 stretch = state.close_stretch()
                 if stretch is not None:
-                    forward.hang(stretch, item)
+                    hang(stretch, item)
                 if state.unit is call.unit and call.unit.opener is call:
                     state.unit = None
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("a body's suspension", error)
 
     def _failed(self, error: BaseException) -> None:
-        from otel_modtrack import forward  # noqa: PLC0415
-
-        forward.failed(THREADS.state, self._call, error)
+        calls.failed(THREADS.state, self._call, error)
 
     def end(self) -> None:
         """The body is over, or will never run: so is the call. Again: does nothing."""
-        from otel_modtrack import forward  # noqa: PLC0415
-
         call = self._call
         if call.end_ns:
             return
         try:
             if isinstance(self._body, types.CoroutineType) and _is_fresh(self._body):
                 self._body.close()  # never awaited: Python has said so already, of ours
-            call.end_ns = forward.clock()
+            call.end_ns = calls.clock()
             call.unit.held -= 1
             if call.unit.opener is not None and call.unit.opener.end_ns and not call.unit.held:
                 call.unit.sink.flush(call.unit)

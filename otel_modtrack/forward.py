@@ -8,58 +8,29 @@ matter, only the order in which calls begin and end, and how many autograd nodes
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import checkpoint
 
 from otel_modtrack import bodies, optimizers
-from otel_modtrack.core import (
-    CORE,
-    METADATA_KEY,
-    THREADS,
-    Stretch,
-    ThreadState,
-    from_signal_handler,
-)
-from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
+from otel_modtrack.calls import clock, close, done, failed, finish, opened
+from otel_modtrack.core import CORE, THREADS, real
+from otel_modtrack.engine import current_graph_task_id
+from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject
 from otel_modtrack.swap import CodeSwap, moved, skip_by_dynamo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-__all__ = [
-    "ForwardSwap",
-    "clock",
-    "close",
-    "describe",
-    "done",
-    "enter",
-    "fail",
-    "failed",
-    "hang",
-    "leave",
-    "opened",
-    "restore",
-]
+    from otel_modtrack.core import ThreadState
+
+__all__ = ["ForwardSwap", "begin", "enter", "fail", "leave"]
 
 logger = logging.getLogger("otel_modtrack")
 
-# How much of a call's output is looked through. What lies beyond is still among the recent.
-_MAX_OUTPUTS = 1000
-
-clock = time.perf_counter_ns
-_sequence_nr = torch._C._autograd._get_sequence_nr  # noqa: SLF001 - probed in `ForwardSwap`
-_current_graph_task_id = torch._C._current_graph_task_id  # noqa: SLF001
 _FORWARD = Phase.FORWARD
-_NOT_LOOKED_INTO = (type, nn.Module, str, bytes, int, float, complex, type(None))
-# Raised by non-reentrant checkpointing when it has recomputed enough: not an error.
-_EARLY_STOP: Any = getattr(checkpoint, "_StopRecomputationError", ())
 
 
 def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -119,24 +90,6 @@ def enter(state: ThreadState, module: nn.Module) -> None:
         CORE.fault("a module's entry", error)
 
 
-def opened(state: ThreadState, call: Region, *, plain: bool) -> None:
-    """Make `call` the running region: the last thing that entering does."""
-    var = state.var
-    if var is not None:
-        current = var.get()
-        if current is not state.context:
-            call.context = current  # the user has opened a span of their own since
-            plain = False
-        if not plain:
-            context = call.unit.sink.open_context(call, current)
-            call.token = (var, var.set(context), state.context)
-            state.context = context
-    call.unit.regions.append(call)
-    state.numbers.append(_sequence_nr())
-    state.calls.append(call)
-    state.running = call
-
-
 def _hooked(module: nn.Module) -> bool:
     """Whether forward hooks run inside this call, and so user code that may ask where it is."""
     own = module.__dict__
@@ -160,7 +113,7 @@ def begin(state: ThreadState, subject: Subject) -> Region | None:
         if above.target is subject.target and above is not subject:
             return None
         return Region(subject, parent, parent.phase, clock(), parent.unit)
-    run = CORE.runs.get(_current_graph_task_id()) if CORE.runs else None
+    run = CORE.runs.get(current_graph_task_id()) if CORE.runs else None
     if run is None and parent is not None:
         run = parent.span  # the engine run that this thread began, not yet planned
     if run is not None:
@@ -191,7 +144,7 @@ def _outermost(state: ThreadState, subject: Subject) -> Region | None:
     if state.var is not None:
         state.context = state.var.get()
     optimizer = state.optimizer
-    phase = _FORWARD if _current_graph_task_id() == -1 else Phase.RECOMPUTE
+    phase = _FORWARD if current_graph_task_id() == -1 else Phase.RECOMPUTE
     call = Region(subject, optimizer, phase, clock(), unit)
     if state.unit is None:
         state.unit, unit.opener = unit, call
@@ -215,7 +168,7 @@ def leave(state: ThreadState, before: Region | None, outs: Any) -> Any:
     try:
         call = state.running
         if call is before or call is None:
-            if state.skip and before is None:
+            if state.skip:  # set by this very call: inner ones do not come here
                 state.skip = not CORE.on
             return outs
         if type(outs) in bodies.TYPES:
@@ -228,92 +181,6 @@ def leave(state: ThreadState, before: Region | None, outs: Any) -> Any:
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a module's exit", error)
     return outs
-
-
-def close(state: ThreadState, call: Region, before: Region | None) -> None:
-    """End `call` and go back to `before`."""
-    call.end_ns = clock()
-    state.numbers.append(_sequence_nr())
-    state.calls.append(before)
-    state.running = before
-    token = call.token
-    if token is not None:
-        call.token = None
-        restore(state, token)
-
-
-def restore(state: ThreadState, token: tuple[Any, Any, Any]) -> None:
-    """Undo what `opened` did to the user's tracing context."""
-    var, undo, context = token
-    # A ValueError: left in another contextvars.Context than it was entered in (greenlets).
-    with contextlib.suppress(ValueError):
-        var.reset(undo)
-    state.context = context
-
-
-def finish(state: ThreadState, call: Region, outs: Any) -> None:
-    """The outermost call is over: hang its log on the graph and hand the records on."""
-    stretch = state.close_stretch()
-    if stretch is not None:
-        hang(stretch, outs)
-    done(state, call)
-
-
-def done(state: ThreadState, region: Region) -> None:
-    """Export the unit that `region` opened, unless it runs in a step or another region's unit."""
-    unit = region.unit
-    if unit.opener is region:
-        if state.unit is unit:
-            state.unit = None
-        if not unit.held:
-            unit.sink.flush(unit)
-
-
-def hang(stretch: Stretch, outs: Any) -> None:
-    """Let the graph of `outs` keep `stretch` alive: the log dies with the last node it is on.
-
-    A view's own node is made anew when it is asked for after an in-place operation, which would
-    change the order of the graph: its base's node serves as well, and lives as long.
-    """
-    try:
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 - not the user's to notice
-            for tensor in _tensors(outs):
-                holder = tensor._base if tensor._is_view() else tensor  # noqa: SLF001
-                node = holder.grad_fn if holder is not None else None
-                if node is not None:
-                    node.metadata[METADATA_KEY] = stretch  # type: ignore[index]
-                    stretch.hung.add(node._sequence_nr())  # noqa: SLF001
-    except Exception as error:
-        if from_signal_handler(error):
-            raise
-        logger.debug("the outputs could not be looked through", exc_info=True)
-
-
-def _tensors(outs: Any) -> Iterator[torch.Tensor]:
-    """Tensors in the usual containers, and one level deep in objects of the user's classes.
-
-    Runs no code of the user's: methods of the built-in classes, on their instances.
-    """
-    todo = [outs]
-    for _ in range(_MAX_OUTPUTS):
-        if not todo:
-            return
-        value = todo.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list):
-            todo.extend(list.__iter__(value))
-        elif isinstance(value, tuple):
-            todo.extend(tuple.__iter__(value))
-        elif isinstance(value, dict):
-            todo.extend(dict.values(value))
-        elif value is outs or not isinstance(value, _NOT_LOOKED_INTO):
-            with contextlib.suppress(AttributeError):
-                todo.extend(
-                    part
-                    for part in object.__getattribute__(value, "__dict__").values()
-                    if isinstance(part, (torch.Tensor, list, tuple, dict))
-                )
 
 
 def fail(state: ThreadState, before: Region | None, error: BaseException) -> None:
@@ -330,6 +197,8 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
             if last:
                 finish(state, call, None)
         state.running = before
+        if state.skip:
+            state.skip = not CORE.on
         if before is None:
             _repair(state)
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
@@ -342,8 +211,6 @@ def _repair(state: ThreadState) -> None:
     A signal handler's exception may come between any two operations, here as elsewhere.
     """
     state.raising = None
-    if state.skip:
-        state.skip = not CORE.on
     opener = state.opener
     if opener is not None and opener.end_ns:
         finish(state, opener, None)
@@ -365,54 +232,101 @@ def _previous(call: Region, before: Region | None) -> Region | None:
     return parent
 
 
-def failed(state: ThreadState, call: Region, error: BaseException) -> None:
-    """Note on `call` that `error` left it; the exception is described once for all its regions."""
-    if isinstance(error, (_EARLY_STOP, GeneratorExit)):
-        return
-    if state.raising is None or state.raising[0] is not error:
-        state.raising = (error, describe(error))
-    call.failure = state.raising[1]
-
-
-def describe(error: BaseException) -> Failure:
-    """What telemetry says of an exception; the traceback is rendered when it is written."""
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ not in ("builtins", "__main__"):
-        name = f"{kind.__module__}.{name}"
-    try:
-        told = traceback.TracebackException(kind, error, error.__traceback__, lookup_lines=False)
-        message = str(error)
-    except Exception as fault:
-        if from_signal_handler(fault):
-            raise
-        return Failure(name, "", lambda: "", clock())
-    return Failure(name, message, lambda: "".join(told.format()), clock())
-
-
 class ForwardSwap:
     """Puts our code into ``nn.Module._wrapped_call_impl`` and takes it out again.
 
+    Where another library has put a function of its own there that does not come by torch's,
+    ``nn.Module.__call__`` is wrapped instead, and what that costs is said.
+
     Raises:
-        TypeError: if the function is not the one we know (another library put its own there).
+        TypeError: if the function is not the one we know, and there is nothing to wrap.
     """
 
     def __init__(self) -> None:
+        self._calls_before: Any = None
+        self._calls_ours: Any = None
+        constants = {
+            "modtrack:threads": THREADS,
+            "modtrack:enter": enter,
+            "modtrack:leave": leave,
+            "modtrack:fail": fail,
+            "modtrack:compiled": compiled,
+        }
         target = nn.Module.__dict__["_wrapped_call_impl"]
-        code = getattr(target, "__code__", None)
-        if code is None or code.co_filename != nn.modules.module.__spec__.origin:
-            msg = "nn.Module._wrapped_call_impl is not torch's own"
-            raise TypeError(msg)
-        self._swap = CodeSwap(
-            target,
-            moved(_wrapped_call_impl, target, "_call_impl"),
-            {
-                "modtrack:threads": THREADS,
-                "modtrack:enter": enter,
-                "modtrack:leave": leave,
-                "modtrack:fail": fail,
-                "modtrack:compiled": compiled,
-            },
-        )
+        self._swap: CodeSwap | None = None
+        if _is_torchs(target):
+            self._swap = CodeSwap(
+                target, moved(_wrapped_call_impl, target, "_call_impl"), constants
+            )
         skip_by_dynamo(enter, leave, fail, compiled)
-        self.install, self.remove = self._swap.install, self._swap.remove
+
+    def install(self) -> None:
+        """From now on, calls are seen."""
+        if self._swap is not None:
+            self._swap.install()
+        if self._swap is None or not _comes_by():
+            self.remove()
+            before = self._calls_before = nn.Module.__call__
+            self._calls_ours = _around(before)
+            nn.Module.__call__ = self._calls_ours  # type: ignore[method-assign]
+            logger.warning(
+                "nn.Module.__call__ is %s.%s, not torch's own: it is wrapped, which costs a frame"
+                " per call and lets compiled models be compiled anew",
+                getattr(before, "__module__", "?"),
+                getattr(before, "__qualname__", before),
+            )
+
+    def remove(self) -> None:
+        """Everything is as it was."""
+        if self._swap is not None:
+            self._swap.remove()
+        if self._calls_ours is not None and nn.Module.__call__ is self._calls_ours:
+            nn.Module.__call__ = self._calls_before  # type: ignore[method-assign]
+        self._calls_ours = None
+
+
+def _is_torchs(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == nn.modules.module.__spec__.origin
+
+
+def _comes_by() -> bool:
+    """Whether a call of a module comes by torch's own function, whoever has wrapped it."""
+    if _is_torchs(nn.Module.__call__):
+        return True
+    seen: list[bool] = []
+
+    class Probe(nn.Module):
+        def forward(self) -> None:
+            seen.append(real(THREADS.state.running) is not None)
+
+    state, sink = THREADS.state, CORE.sink
+    saved, CORE.sink = state.suspend(), Sink()
+    try:
+        state.skip = False
+        Probe()()
+    except Exception:  # noqa: BLE001 - of whoever has wrapped it
+        return False
+    finally:
+        CORE.sink = sink
+        state.resume(saved)
+    return seen == [True]
+
+
+def _around(before: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``__call__`` with `enter` and `leave` around the one that was there."""
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if torch.compiler.is_compiling() or THREADS.state.skip:
+            return before(self, *args, **kwargs)
+        state = THREADS.state
+        running = state.running
+        try:
+            enter(state, self)
+            outs = leave(state, running, before(self, *args, **kwargs))
+        except BaseException as error:
+            fail(state, running, error)
+            raise
+        return outs
+
+    return __call__

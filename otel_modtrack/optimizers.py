@@ -7,11 +7,11 @@ step's frame on the stack, before anything is put under it.
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import optimizer as torch_optimizer
 
+from otel_modtrack import calls
 from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
 from otel_modtrack.swap import skip_by_dynamo
@@ -64,12 +64,10 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _open(state: ThreadState, subject: Subject) -> None:
-    from otel_modtrack import forward  # noqa: PLC0415 - forward imports this module
-
     running = state.running
     if running is not None and running.subject.kind is not Kind.ENGINE:
-        region = Region(subject, running, running.phase, forward.clock(), running.unit)
-        forward.opened(state, region, plain=True)
+        region = Region(subject, running, running.phase, calls.clock(), running.unit)
+        calls.opened(state, region, plain=True)
         return
     run = running.span if running is not None else None
     parent = state.optimizer or (run.locate() if run is not None else None)
@@ -79,7 +77,7 @@ def _open(state: ThreadState, subject: Subject) -> None:
         unit = CORE.sink.begin(subject)
         if unit is None:
             return
-    region = Region(subject, parent, Phase.FORWARD, time.perf_counter_ns(), unit)
+    region = Region(subject, parent, Phase.FORWARD, calls.clock(), unit)
     if opened_here:
         state.unit, unit.opener = unit, region
     region.token = sys._getframe(2)  # noqa: SLF001 - the frame that runs the step
@@ -89,14 +87,12 @@ def _open(state: ThreadState, subject: Subject) -> None:
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
-    from otel_modtrack import forward  # noqa: PLC0415
-
     try:
         state = THREADS.state
         name = type(optimizer).__name__
         running = state.running
         if running is not None and _is_step(running, name):
-            forward.close(state, running, running.parent)
+            calls.close(state, running, running.parent)
         elif state.optimizer is not None and _is_step(state.optimizer, name):
             _close(state, state.optimizer)
     except Exception as error:  # noqa: BLE001
@@ -108,13 +104,11 @@ def _is_step(region: Region, name: str) -> bool:
 
 
 def _close(state: ThreadState, region: Region) -> None:
-    from otel_modtrack import forward  # noqa: PLC0415
-
-    region.end_ns = forward.clock()
+    region.end_ns = calls.clock()
     region.token = None
     above = real(region.parent)
     state.optimizer = above if above is not None and above.subject.kind is Kind.OPTIMIZER else None
-    forward.done(state, region)
+    calls.done(state, region)
 
 
 def check(state: ThreadState, error: Failure | None = None) -> None:
@@ -126,5 +120,5 @@ def check(state: ThreadState, error: Failure | None = None) -> None:
         if frame is not None:
             return
         region = state.optimizer
-        region.failure = error or Failure("_OTHER", "", lambda: "", time.perf_counter_ns())
+        region.failure = error or Failure("_OTHER", "", lambda: "", calls.clock())
         _close(state, region)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from otel_modtrack import forward
+from otel_modtrack import calls, forward
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import template
 from otel_modtrack.regions import Kind, Region, Subject
@@ -105,9 +105,9 @@ def _enter(name: str) -> tuple[Any, Region | None]:
         if before is None or before.subject.special:
             call = forward.begin(state, subject)
         else:
-            call = Region(subject, before, before.phase, forward.clock(), before.unit)
+            call = Region(subject, before, before.phase, calls.clock(), before.unit)
         if call is not None:
-            forward.opened(state, call, plain=False)
+            calls.opened(state, call, plain=False)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a region's entry", error)
     return state, before

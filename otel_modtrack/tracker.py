@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from opentelemetry import context as context_api, trace
 
-from otel_modtrack import semconv, userhooks
+from otel_modtrack import calls, optimizers, semconv, userhooks
 from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names
@@ -272,15 +272,13 @@ class Step:
             CORE.fault("the end of a step", fault)
 
     def _end(self, error: BaseException | None) -> None:
-        from otel_modtrack import forward, optimizers  # noqa: PLC0415
-
         if self._token is not None:
             context_api.detach(self._token)
             self._token = None
         if self._state is None:
             return
         state, self._state = self._state, None
-        failure = forward.describe(error) if error is not None else None
+        failure = calls.describe(error) if error is not None else None
         optimizers.check(state, failure)
         state.resume(self._saved)
         unit, span = self._unit, self._span

@@ -1,0 +1,107 @@
+"""Opening and closing a region on a thread: what module calls, named regions, bodies share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from torch._C._autograd import _get_sequence_nr
+from torch.utils import checkpoint
+
+from otel_modtrack.core import from_signal_handler
+from otel_modtrack.outputs import hang
+from otel_modtrack.regions import Failure
+
+if TYPE_CHECKING:
+    from otel_modtrack.core import ThreadState
+    from otel_modtrack.regions import Region
+
+__all__ = ["clock", "close", "describe", "done", "failed", "finish", "opened", "restore"]
+
+clock = time.perf_counter_ns
+# Raised by non-reentrant checkpointing when it has recomputed enough: not an error.
+_EARLY_STOP: Any = getattr(checkpoint, "_StopRecomputationError", ())
+
+
+def opened(state: ThreadState, call: Region, *, plain: bool) -> None:
+    """Make `call` the running region: the last thing that entering does."""
+    var = state.var
+    if var is not None:
+        current = var.get()
+        if current is not state.context:
+            call.context = current  # the user has opened a span of their own since
+            plain = False
+        if not plain:
+            context = call.unit.sink.open_context(call, current)
+            call.token = (var, var.set(context), state.context)
+            state.context = context
+    call.unit.regions.append(call)
+    state.numbers.append(_get_sequence_nr())
+    state.calls.append(call)
+    state.running = call
+
+
+def close(state: ThreadState, call: Region, before: Region | None) -> None:
+    """End `call` and go back to `before`."""
+    call.end_ns = clock()
+    state.numbers.append(_get_sequence_nr())
+    state.calls.append(before)
+    state.running = before
+    token = call.token
+    if token is not None:
+        call.token = None
+        restore(state, token)
+
+
+def restore(state: ThreadState, token: tuple[Any, Any, Any]) -> None:
+    """Undo what `opened` did to the user's tracing context."""
+    var, undo, context = token
+    # A ValueError: left in another contextvars.Context than it was entered in (greenlets).
+    with contextlib.suppress(ValueError):
+        var.reset(undo)
+    state.context = context
+
+
+def finish(state: ThreadState, call: Region, outs: Any) -> None:
+    """The outermost call is over: hang its log on the graph and hand the records on."""
+    stretch = state.close_stretch()
+    if stretch is not None:
+        hang(stretch, outs)
+    done(state, call)
+
+
+def done(state: ThreadState, region: Region) -> None:
+    """Export the unit that `region` opened, unless it runs in a step or another region's unit."""
+    unit = region.unit
+    if unit.opener is region:
+        if state.unit is unit:
+            state.unit = None
+        if not unit.held:
+            unit.sink.flush(unit)
+
+
+def failed(state: ThreadState, call: Region, error: BaseException) -> None:
+    """Note on `call` that `error` left it; the exception is described once for all its regions."""
+    if isinstance(error, (_EARLY_STOP, GeneratorExit)):
+        return
+    if state.raising is None or state.raising[0] is not error:
+        state.raising = (error, describe(error))
+    call.failure = state.raising[1]
+
+
+def describe(error: BaseException) -> Failure:
+    """What telemetry says of an exception; the traceback is rendered when it is written."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    try:
+        told = traceback.TracebackException(kind, error, error.__traceback__, lookup_lines=False)
+        message = str(error)
+    except Exception as fault:
+        if from_signal_handler(fault):
+            raise
+        return Failure(name, "", lambda: "", clock())
+    return Failure(name, message, lambda: "".join(told.format()), clock())
