@@ -85,7 +85,8 @@ class _Steps:
         except StopIteration as stop:
             return stop.value
         except BaseException as error:
-            self._failed(error)
+            if last or not isinstance(error, StopAsyncIteration):  # an async generator's end
+                self._failed(error)
             raise
         finally:
             if last:

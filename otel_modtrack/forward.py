@@ -8,6 +8,8 @@ matter, only the order in which calls begin and end, and how many autograd nodes
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,13 @@ from torch import nn
 
 from otel_modtrack import bodies, optimizers
 from otel_modtrack.calls import clock, close, done, failed, finish, opened
-from otel_modtrack.core import CORE, THREADS, real
+from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.engine import current_graph_task_id
-from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject
+from otel_modtrack.regions import Kind, Phase, Region, Subject
 from otel_modtrack.swap import CodeSwap, moved, skip_by_dynamo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from otel_modtrack.core import ThreadState
 
@@ -31,6 +33,7 @@ __all__ = ["ForwardSwap", "begin", "enter", "fail", "leave"]
 logger = logging.getLogger("otel_modtrack")
 
 _FORWARD = Phase.FORWARD
+_LOOKED_THROUGH = 200  # objects, when it is to be found out what a foreign __call__ leads to
 
 
 def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -291,26 +294,32 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _comes_by() -> bool:
-    """Whether a call of a module comes by torch's own function, whoever has wrapped it."""
-    if _is_torchs(nn.Module.__call__):
-        return True
-    seen: list[bool] = []
+    """Whether ``nn.Module.__call__`` leads to torch's own function, whoever has wrapped it.
 
-    class Probe(nn.Module):
-        def forward(self) -> None:
-            seen.append(real(THREADS.state.running) is not None)
+    Found out by looking at what it holds: a call to see would be seen by the one who wrapped it.
+    """
+    todo: list[Any] = [nn.Module.__call__]
+    for one in itertools.islice(_growing(todo), _LOOKED_THROUGH):
+        if _is_torchs(one):
+            return True
+        found = [getattr(one, name, None) for name in ("__wrapped__", "__func__", "func")]
+        for cell in getattr(one, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # nothing in it yet
+                found.append(cell.cell_contents)
+        found.extend(getattr(one, "__defaults__", None) or ())
+        names = getattr(getattr(one, "__code__", None), "co_names", ())
+        space = getattr(one, "__globals__", {})
+        found.extend(space[name] for name in names if name in space)
+        todo.extend(f for f in found if callable(f) and all(f is not old for old in todo))
+    return False
 
-    state, sink = THREADS.state, CORE.sink
-    saved, CORE.sink = state.suspend(), Sink()
-    try:
-        state.skip = False
-        Probe()()
-    except Exception:  # noqa: BLE001 - of whoever has wrapped it
-        return False
-    finally:
-        CORE.sink = sink
-        state.resume(saved)
-    return seen == [True]
+
+def _growing(items: list[Any]) -> Iterator[Any]:
+    """The items of a list to which some are added meanwhile."""
+    at = 0
+    while at < len(items):
+        yield items[at]
+        at += 1
 
 
 def _around(before: Callable[..., Any]) -> Callable[..., Any]:

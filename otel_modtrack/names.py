@@ -85,6 +85,13 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, child
 
 
+def _scripted(module: nn.Module) -> str:
+    """The class that a TorchScript module was made from, or ""."""
+    if not type(module).__module__.startswith("torch.jit."):
+        return ""
+    return str(getattr(module, "original_name", ""))
+
+
 def _is_dynamos(module: nn.Module) -> bool:
     """Whether dynamo made this graph (torch/_dynamo/output_graph.py says so in its ``meta``)."""
     meta = module.__dict__.get("meta")
@@ -149,6 +156,7 @@ class Names:
         base, inner = type(module), module
         while True:  # a wrapped root is called what the innermost wrapped module is
             shown, _, child, _ = _class_facts(base)
+            shown = _scripted(inner) or shown
             below = (inner.__dict__.get("_modules") or {}).get(child) if child else None
             if below is None:
                 break
@@ -199,6 +207,7 @@ class Names:
 
     def _add(self, module: nn.Module, fqn: str, target: object) -> Subject:
         shown, wrapper, child, plain = _class_facts(type(module))
+        shown = _scripted(module) or shown
         inner = (module.__dict__.get("_modules") or {}).get(child) if child else None
         while inner is not None:  # the type shown is that of the innermost wrapped module
             shown, _, child, _ = _class_facts(type(inner))

@@ -12,6 +12,12 @@ __all__ = ["Progress"]
 _LINES = 10
 
 
+class _Bar(tqdm):  # type: ignore[misc]  # it publishes no types
+    """A bar without a thread that watches it."""
+
+    monitor_interval = 0
+
+
 class Progress:
     """Progress over a known number of steps.
 
@@ -26,7 +32,7 @@ class Progress:
         if sys.stdout.isatty():
             # Also right for a terminal that does not know its size, where tqdm shows nothing.
             columns = shutil.get_terminal_size().columns
-            self._bar = tqdm(total=steps, unit="step", file=sys.stdout, ncols=columns)
+            self._bar = _Bar(total=steps, unit="step", file=sys.stdout, ncols=columns)
 
     def advance(self, step: int, loss: float) -> None:
         """Show that step number ``step``, from 0, is over."""
