@@ -217,19 +217,19 @@ class Core:
 
     def remember(self, stretch: Stretch) -> None:
         """Keep a stretch findable for as long as its graph (or `recent`) keeps it alive."""
-        self.stretches.append(weakref.ref(stretch))
-        if len(self.stretches) > self._prune_at:
-            with self.lock:
-                self.stretches[:] = [ref for ref in self.stretches if ref() is not None]
+        with self.lock:
+            self.stretches.append(weakref.ref(stretch))
+            if len(self.stretches) > self._prune_at:
+                self.stretches = [ref for ref in self.stretches if ref() is not None]
                 self._prune_at = 64 + 2 * len(self.stretches)
 
     def living(self) -> list[Stretch]:
         """The stretches whose graphs may still be run backward."""
-        return [stretch for ref in self.stretches if (stretch := ref()) is not None]
+        return [stretch for ref in tuple(self.stretches) if (stretch := ref()) is not None]
 
     def forget(self) -> None:
         """Drop every log: what was recorded before has no backward regions any more."""
-        self.stretches.clear()
+        self.stretches = []
         self.runs.clear()
         for state in list(self.states):
             state.recent.clear()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SdkSink"]
 
+_INDICES_KEPT = 32  # call indices whose attributes are kept for the next step
 _NEEDED = ("sampler", "resource", "span_processor", "id_generator", "_span_limits")
 _UNSET = trace.Status(trace.StatusCode.UNSET)
 _INTERNAL = trace.SpanKind.INTERNAL
@@ -244,7 +245,9 @@ class SdkSink(SpanSink):
             attributes = attributes_of(subject, phase)
             if index is not None:
                 attributes[semconv.MODULE_CALL_INDEX] = index
-            found = cache[key] = (span_name(subject, phase), self._bounded(attributes))
+            found = (span_name(subject, phase), self._bounded(attributes))
+            if index is None or index < _INDICES_KEPT:
+                cache[key] = found
         return found
 
     def _bounded(
