@@ -79,7 +79,8 @@ class Run:
         self.task_id = -1
         self.outer = CORE.runs.get(current_graph_task_id())
         running = state.running
-        if running is not None and running.subject.kind is not Kind.ENGINE:
+        self._within_call = running is not None and running.subject.kind is not Kind.ENGINE
+        if self._within_call:
             self.place: Region | None = running
         elif self.outer is not None:
             self.place = self.outer.locate()
@@ -156,8 +157,10 @@ class Run:
             self.unit = state.unit or CORE.sink.begin_backward(top)
         if self.unit is None:
             return
-        again = outer is not None and any(
-            call is top and number == outer.here for number, call in outer.recomputes
+        again = (
+            outer is not None
+            and not self._within_call
+            and any(call is top and number == outer.here for number, call in outer.recomputes)
         )
         if not again:  # a checkpoint's own backward is part of the block's, not a run of its own
             self.root = Region(BACKWARD, self.place, Phase.BACKWARD, self.begun_ns, self.unit)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,9 +64,20 @@ def _tensors(outs: Any) -> Iterator[torch.Tensor]:
         elif isinstance(value, dict):
             todo.extend(dict.values(value))
         elif value is outs or not isinstance(value, _NOT_LOOKED_INTO):
-            with contextlib.suppress(AttributeError):
-                todo.extend(
-                    part
-                    for part in object.__getattribute__(value, "__dict__").values()
-                    if isinstance(part, (torch.Tensor, list, tuple, dict))
-                )
+            todo.extend(
+                part
+                for part in _attributes(value).values()
+                if isinstance(part, (torch.Tensor, list, tuple, dict))
+            )
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """What an object holds, without asking its class."""
+    for base in type(value).__mro__:
+        found = base.__dict__.get("__dict__")
+        if isinstance(found, types.GetSetDescriptorType):
+            held: dict[str, Any] = found.__get__(value)
+            return held
+        if found is not None:  # a property of the user's
+            break
+    return {}

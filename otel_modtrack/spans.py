@@ -17,7 +17,7 @@ from opentelemetry import context as context_api, trace
 from otel_modtrack import semconv
 from otel_modtrack.core import from_signal_handler
 from otel_modtrack.current import RegionContext, context_variable
-from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
+from otel_modtrack.regions import Failure, Kind, Phase, Region, Sink, Subject, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
-__all__ = ["SpanSink", "make_sink", "span_name"]
+__all__ = ["Scope", "SpanSink", "make_sink", "span_name", "tell"]
 
 logger = logging.getLogger("otel_modtrack")
 
@@ -280,18 +280,22 @@ class SpanSink(Sink):
             span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
         if region.subject.compiled and region.subject.kind is Kind.MODULE:
             span.set_attribute(semconv.COMPILED, True)
-        failure = region.failure
-        if failure is not None:
-            span.set_attribute(semconv.ERROR_TYPE, failure.type)
-            span.add_event(
-                semconv.EXCEPTION_EVENT, exception_attributes(failure), unit.wall_ns(failure.at_ns)
-            )
-            span.set_status(trace.Status(trace.StatusCode.ERROR, failure.message))
+        if region.failure is not None:
+            tell(span, region.failure, unit)
         span.end(unit.wall_ns(region.end_ns))
         region.span = span.get_span_context()
 
 
-def exception_attributes(failure: Any) -> dict[str, AttributeValue]:
+def tell(span: trace.Span, failure: Failure, unit: Unit) -> None:
+    """Note on a span that an exception left what it stands for."""
+    span.set_attribute(semconv.ERROR_TYPE, failure.type)
+    span.add_event(
+        semconv.EXCEPTION_EVENT, exception_attributes(failure), unit.wall_ns(failure.at_ns)
+    )
+    span.set_status(trace.Status(trace.StatusCode.ERROR, failure.message))
+
+
+def exception_attributes(failure: Failure) -> dict[str, AttributeValue]:
     """Attributes of the exception event. Source: semantic conventions, *Exceptions on spans*."""
     return {
         semconv.EXCEPTION_TYPE: failure.type,

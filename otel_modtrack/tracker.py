@@ -16,7 +16,7 @@ from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Unit
-from otel_modtrack.spans import Scope, SpanSink, exception_attributes, make_sink
+from otel_modtrack.spans import Scope, SpanSink, make_sink, tell
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
@@ -291,9 +291,5 @@ class Step:
         if dropped:
             span.set_attribute(semconv.SPANS_DROPPED, dropped)
         if failure is not None:
-            span.set_attribute(semconv.ERROR_TYPE, failure.type)
-            span.add_event(
-                semconv.EXCEPTION_EVENT, exception_attributes(failure), unit.wall_ns(failure.at_ns)
-            )
-            span.set_status(trace.Status(trace.StatusCode.ERROR, failure.message))
+            tell(span, failure, unit)
         span.end(unit.now_wall_ns())
