@@ -280,7 +280,8 @@ def from_signal_handler(error: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
         for value in trace.tb_frame.f_locals.values():
-            if value is interrupted or (isinstance(value, tuple) and interrupted in value):
+            held = value if type(value) is tuple else (value,)
+            if any(one is interrupted for one in held):
                 return True
     return False
 

@@ -68,14 +68,15 @@ class SharedHook:
 
 def execution_order(roots: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any]:
     """The nodes that the running graph task will run, in order."""
-    threaded = _C._is_multithreading_enabled()  # noqa: SLF001
-    _C._set_multithreading_enabled(False)  # noqa: SLF001 - it wants to be asked so
-    try:
-        return _C._current_graph_task_execution_order()  # type: ignore[no-any-return]  # noqa: SLF001
-    except RuntimeError:  # a root that lies below another root
-        return _walk(roots, inputs)
-    finally:
-        _C._set_multithreading_enabled(threaded)  # noqa: SLF001
+    with _C.DisableTorchFunction():  # a mode of the user's would see the flag being set
+        threaded = _C._is_multithreading_enabled()  # noqa: SLF001
+        _C._set_multithreading_enabled(False)  # noqa: SLF001 - it wants to be asked so
+        try:
+            return _C._current_graph_task_execution_order()  # type: ignore[no-any-return]  # noqa: SLF001
+        except RuntimeError:  # a root that lies below another root
+            return _walk(roots, inputs)
+        finally:
+            _C._set_multithreading_enabled(threaded)  # noqa: SLF001
 
 
 def _walk(roots: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -113,6 +113,7 @@ class Names:
         self.known: dict[int, Subject] = {}
         self._refs: dict[int, weakref.ref[nn.Module]] = {}
         self._roots: dict[str, set[int]] = {}
+        self._numbers: dict[int, tuple[set[int], int]] = {}
         self._misses: dict[int, int] = {}
         self._lock = threading.RLock()
 
@@ -178,7 +179,7 @@ class Names:
         while number in taken:
             number += 1
         taken.add(number)
-        weakref.finalize(module, taken.discard, number).atexit = False
+        self._numbers[id(module)] = (taken, number)  # given back when the module goes
         return shown if number == 1 else f"{shown}#{number}"
 
     def _name_tree(self, root: nn.Module, subject: Subject) -> None:
@@ -213,12 +214,14 @@ class Names:
             shown, _, child, _ = _class_facts(type(inner))
             inner = (inner.__dict__.get("_modules") or {}).get(child) if child else None
         key = id(module)
-        known, refs, misses = self.known, self._refs, self._misses
+        known, refs, misses, numbers = self.known, self._refs, self._misses, self._numbers
 
         def forget(_: object) -> None:
             known.pop(key, None)
             refs.pop(key, None)
             misses.pop(key, None)
+            taken, number = numbers.pop(key, (set(), 0))
+            taken.discard(number)
 
         ref = weakref.ref(module, forget)
         subject = Subject(

@@ -64,19 +64,17 @@ class Plan:
                 stretch.armed.add(number)
 
     def _arm_by_node(self, order: Sequence[Any], running: Any, dummy: Any) -> None:
-        before: Any = self  # no owner
+        # Every node: of two with the same number, either may come first.
         for node in order:
             number = node._sequence_nr()  # noqa: SLF001
             if number >= ACCUMULATE or node in self.captured:
                 continue
             stretch = self._labels.get(node)
-            owner = stretch.owner(number) if stretch is not None else None
-            if owner is not before:
-                before = self.owners[node] = owner
-                armed = (stretch or self._stretches[-1]).armed
-                if number not in armed and node is not running:
-                    node._register_hook_dict(dummy)  # noqa: SLF001
-                    armed.add(number)
+            self.owners[node] = stretch.owner(number) if stretch is not None else None
+            armed = (stretch or self._stretches[-1]).armed
+            if number not in armed and node is not running:
+                node._register_hook_dict(dummy)  # noqa: SLF001
+                armed.add(number)
 
     def key(self, node: Any) -> Any:
         """What an event says of the node that is about to run."""

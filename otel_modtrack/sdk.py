@@ -39,16 +39,10 @@ _UNSET = trace.Status(trace.StatusCode.UNSET)
 _INTERNAL = trace.SpanKind.INTERNAL
 _SAMPLED = trace.TraceFlags.SAMPLED
 _RANDOM = getattr(trace.TraceFlags, "RANDOM_TRACE_ID", 0)
-# Processors whose on_start does nothing: they need not see a span before it is over.
-_PASSIVE = {
-    processor.on_start
-    for processor in (
-        sdk_trace.SpanProcessor,
-        export.SimpleSpanProcessor,
-        export.BatchSpanProcessor,
-    )
-}
-_PASSIVE_ENDING = {getattr(sdk_trace.SpanProcessor, "_on_ending", None)}
+# Processors that do nothing before a span is over.
+_IDLE = (sdk_trace.SpanProcessor, export.SimpleSpanProcessor, export.BatchSpanProcessor)
+_IDLE_STARTS = {kind.on_start for kind in _IDLE}
+_IDLE_ENDINGS = {getattr(kind, "_on_ending", None) for kind in _IDLE}
 
 
 class SdkSink(SpanSink):
@@ -108,8 +102,8 @@ class SdkSink(SpanSink):
         if processors is not self._processors or processors is None:
             self._processors = processors
             self._passive = processors is not None and all(
-                type(one).on_start in _PASSIVE
-                and getattr(type(one), "_on_ending", None) in _PASSIVE_ENDING
+                type(one).on_start in _IDLE_STARTS
+                and getattr(type(one), "_on_ending", None) in _IDLE_ENDINGS
                 for one in processors
             )
         return self._passive

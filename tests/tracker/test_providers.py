@@ -282,6 +282,20 @@ def test_processors_that_want_to_see_spans_start() -> None:
     assert starts == sorted(name for kind, name in events if kind == "end")
 
 
+@pytest.mark.parametrize("kind", [SimpleSpanProcessor, BatchSpanProcessor])
+def test_stock_processors_get_finished_spans(
+    kind: type[SpanProcessor], exporter: InMemorySpanExporter
+) -> None:
+    """With the SDK's own processors no span is started: that is the fast road."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(kind(exporter))  # type: ignore[call-arg]
+    model = two_layers()
+    with ModTracker(model, tracer_provider=provider):
+        model(torch.ones(1, 2)).sum().backward()
+    provider.shutdown()
+    assert {type(span) for span in exporter.get_finished_spans()} == {ReadableSpan}
+
+
 def test_limits_are_kept() -> None:
     """The provider's limits on attributes hold."""
     exporter = InMemorySpanExporter()
