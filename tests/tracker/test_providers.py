@@ -12,13 +12,14 @@ import torch
 from opentelemetry import context as context_api, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import (
+    ReadableSpan,
     SpanLimits,
     SpanProcessor,
     TracerProvider,
     id_generator,
     sampling,
 )
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._decorator import _agnosticcontextmanager
 from torch import nn
@@ -608,7 +609,7 @@ def test_everything_emitted_is_registered(
     with ModTracker(model, tracer_provider=provider) as tracker:
         train(tracker, model)
         train(tracker, nn.Sequential(model[0], model[0]))
-        with pytest.raises(ValueError, match="^bad$"), tracker.step(1):
+        with pytest.raises(ValueError, match=r"^bad$"), tracker.step(1):
             Bad()(torch.ones(1))
     keys = set()
     for span in exporter.get_finished_spans():
