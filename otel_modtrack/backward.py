@@ -35,6 +35,7 @@ logger = logging.getLogger("otel_modtrack")
 BACKWARD = Subject(Kind.BACKWARD, "", "", "")
 _ENGINE = Subject(Kind.ENGINE, "", "", "")
 _BACKWARD = Phase.BACKWARD
+_UNKNOWN: Any = object()
 _CALLS = (Kind.MODULE, Kind.SCOPE)  # what has a backward
 
 _clock = calls.clock
@@ -200,7 +201,9 @@ class Run:
             key, at_ns = events[at]
             if key in captured:
                 continue
-            owner = owners[key] if key in owners else self.plan.owner(key)
+            owner = owners.get(key, _UNKNOWN)
+            if owner is _UNKNOWN:
+                owner = self.plan.owner(key)
             if owner is not self._owner:
                 self._move(owner, at_ns)
             self._folded = at + 1
@@ -215,12 +218,13 @@ class Run:
         missing: list[Region] = []
         call = owner
         keep = 0
-        while call is not None and call.subject.kind in _CALLS and call.phase != _BACKWARD:
-            if call in depths:
-                keep = depths[call]
+        while call is not None and not (keep := depths.get(call, 0)):
+            if call.subject.kind not in _CALLS or call.phase == _BACKWARD:
                 break
             missing.append(call)
-            call = real(call.parent)
+            call = call.parent
+            if call is not None and call.subject.special:
+                call = real(call)
         while len(still_open) > keep:
             region = still_open.pop()
             region.end_ns = at_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,17 @@ if TYPE_CHECKING:
     from otel_modtrack.core import ThreadState
     from otel_modtrack.regions import Region
 
-__all__ = ["clock", "close", "describe", "done", "failed", "finish", "opened", "restore"]
+__all__ = [
+    "clock",
+    "close",
+    "describe",
+    "done",
+    "failed",
+    "finish",
+    "make_current",
+    "opened",
+    "restore",
+]
 
 clock = time.perf_counter_ns
 # Raised by non-reentrant checkpointing when it has recomputed enough: not an error.
@@ -30,17 +39,22 @@ def opened(state: ThreadState, call: Region, *, plain: bool) -> None:
     var = state.var
     if var is not None:
         current = var.get()
-        if current is not state.context:
-            call.context = current  # the user has opened a span of their own since
-            plain = False
-        if not plain:
-            context = call.unit.sink.open_context(call, current)
-            call.token = (var, var.set(context), state.context)
-            state.context = context
+        if current is not state.context or not plain:
+            make_current(state, call, current)
     call.unit.regions.append(call)
     state.numbers.append(_get_sequence_nr())
     state.calls.append(call)
     state.running = call
+
+
+def make_current(state: ThreadState, call: Region, current: Any) -> None:
+    """Let the user's tracing context, which is `current`, lead to `call` until it ends."""
+    if current is not state.context:
+        call.context = current  # the user has opened a span of their own since
+    var = state.var
+    context = call.unit.sink.open_context(call, current)
+    call.token = (var, var.set(context), state.context)
+    state.context = context
 
 
 def close(state: ThreadState, call: Region, before: Region | None) -> None:
@@ -59,8 +73,10 @@ def restore(state: ThreadState, token: tuple[Any, Any, Any]) -> None:
     """Undo what `opened` did to the user's tracing context."""
     var, undo, context = token
     # A ValueError: left in another contextvars.Context than it was entered in (greenlets).
-    with contextlib.suppress(ValueError):
+    try:  # noqa: SIM105 - contextlib.suppress takes three times as long as the reset
         var.reset(undo)
+    except ValueError:
+        pass
     state.context = context
 
 

@@ -38,10 +38,10 @@ class RegionContext(Context):
     __slots__ = ("_make", "_region", "modtrack_base")
 
     def __init__(self, region: Region, base: Context, make: Callable[[Region], trace.Span]) -> None:
-        super().__init__()
+        # No super().__init__(): it would fill a dict from its arguments, and there are none.
         self._region: Region | None = region
         # The user's own: never one of ours, however deep the modules are nested.
-        ours = isinstance(base, RegionContext)
+        ours = type(base) is RegionContext
         self.modtrack_base: Context = base.modtrack_base if ours else base  # type: ignore[attr-defined]
         self._make = make
 

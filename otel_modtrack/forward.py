@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._C._autograd import _get_sequence_nr
 
 from otel_modtrack import bodies, optimizers
-from otel_modtrack.calls import clock, close, done, failed, finish, opened
+from otel_modtrack.calls import clock, close, done, failed, finish, make_current, restore
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.regions import Kind, Phase, Region, Subject
@@ -33,6 +34,7 @@ __all__ = ["ForwardSwap", "begin", "enter", "fail", "leave"]
 logger = logging.getLogger("otel_modtrack")
 
 _FORWARD = Phase.FORWARD
+_nn_module = nn.modules.module
 _LOOKED_THROUGH = 200  # objects, when it is to be found out what a foreign __call__ leads to
 
 
@@ -88,19 +90,30 @@ def enter(state: ThreadState, module: nn.Module) -> None:
                 return
         else:
             call = Region(subject, parent, parent.phase, clock(), parent.unit)
-        opened(state, call, plain=subject.plain and not _hooked(module))
+        # As in `opened`, written out, for this runs once a call.
+        var = state.var
+        if var is not None:
+            current = var.get()
+            if current is not state.context or not subject.plain or _hooked(module):
+                make_current(state, call, current)
+        call.unit.regions.append(call)
+        state.numbers.append(_get_sequence_nr())
+        state.calls.append(call)
+        state.running = call
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a module's entry", error)
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether forward hooks run inside this call, and so user code that may ask where it is."""
-    own = module.__dict__
+    """Whether forward hooks run inside this call, and so user code that may ask where it is.
+
+    Asked of classes of torch.nn only, so that reading attributes runs no code of the user's.
+    """
     return bool(
-        own.get("_forward_hooks")
-        or own.get("_forward_pre_hooks")
-        or nn.modules.module._global_forward_hooks  # noqa: SLF001
-        or nn.modules.module._global_forward_pre_hooks  # noqa: SLF001
+        module._forward_hooks  # noqa: SLF001
+        or module._forward_pre_hooks  # noqa: SLF001
+        or _nn_module._global_forward_hooks  # noqa: SLF001
+        or _nn_module._global_forward_pre_hooks  # noqa: SLF001
     )
 
 
@@ -178,7 +191,15 @@ def leave(state: ThreadState, before: Region | None, outs: Any) -> Any:
             body = bodies.follow(state, call, before, outs)
             if body is not None:
                 return body
-        close(state, call, before)
+        # As in `close`, written out, for this runs once a call.
+        call.end_ns = clock()
+        state.numbers.append(_get_sequence_nr())
+        state.calls.append(before)
+        state.running = before
+        token = call.token
+        if token is not None:
+            call.token = None
+            restore(state, token)
         if call is state.opener:
             finish(state, call, outs)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user

@@ -12,7 +12,11 @@ import threading
 
 from opentelemetry.sdk.trace import id_generator
 
-__all__ = ["PrivateIds", "is_stock_generator"]
+__all__ = ["PrivateIds", "draw", "is_stock_generator"]
+
+_random = random.Random(os.urandom(16))  # noqa: S311 - ids, not secrets
+_getrandbits = _random.getrandbits
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(16)))
 
 
 class PrivateIds(id_generator.IdGenerator):
@@ -24,28 +28,17 @@ class PrivateIds(id_generator.IdGenerator):
     """
 
     def __init__(self) -> None:
-        self._random = random.Random(os.urandom(16))  # noqa: S311 - ids, not secrets
-        self._pid = os.getpid()
         self.preset = _Preset()
-
-    def _bits(self, count: int) -> int:
-        if os.getpid() != self._pid:
-            self._random.seed(os.urandom(16))
-            self._pid = os.getpid()
-        found = 0
-        while not found:
-            found = self._random.getrandbits(count)
-        return found
 
     def generate_span_id(self) -> int:
         """A span id, not 0."""
         preset, self.preset.span_id = self.preset.span_id, 0
-        return preset or self._bits(64)
+        return preset or draw(64)
 
     def generate_trace_id(self) -> int:
         """A trace id, not 0."""
         preset, self.preset.trace_id = self.preset.trace_id, 0
-        return preset or self._bits(128)
+        return preset or draw(128)
 
     def is_trace_id_random(self) -> bool:
         """All bits are random (W3C Trace Context, random-trace-id flag)."""
@@ -55,6 +48,14 @@ class PrivateIds(id_generator.IdGenerator):
 class _Preset(threading.local):
     trace_id = 0
     span_id = 0
+
+
+def draw(bits: int) -> int:
+    """An id of that many bits, not 0."""
+    found = 0
+    while not found:
+        found = _getrandbits(bits)
+    return found
 
 
 def is_stock_generator(generator: object) -> bool:

@@ -8,6 +8,7 @@ by the output nodes that they hang on, and nodes by themselves.
 from __future__ import annotations
 
 import bisect
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from otel_modtrack import engine
@@ -53,12 +54,34 @@ class Plan:
         if self.by_node:
             self._arm_by_node(order, running, dummy)
             return
+        if not self._stretches:
+            return
         owners, floor, ceiling = self.owners, 1, 0
-        for node in order if self._stretches else ():
+        # Most nodes to arm lie further down in the log that the one before is in. Where logs do not
+        # overlap, one walks there: `at` is the place, `first` the log's first number, or out
+        # of reach.
+        apart = all(
+            older.numbers[-1] <= newer.numbers[0] for newer, older in pairwise(self._stretches)
+        )
+        stretch = self._stretches[0]
+        numbers, first, at = stretch.numbers, ACCUMULATE, 0
+        for node in order:
             number = node._sequence_nr()  # noqa: SLF001
             if floor <= number < ceiling or number >= ACCUMULATE or number in self.captured:
                 continue
-            owners[number], floor, ceiling, stretch = self._interval(number)
+            if first <= number < floor:
+                while number < floor:
+                    at -= 1
+                    floor, ceiling = numbers[at], floor
+                owner = stretch.calls[at]
+                if owner is not None and owner.subject.special:
+                    owner = real(owner)
+                owners[number] = owner
+            else:
+                owners[number], floor, ceiling, stretch = self._interval(number)
+                numbers, first = stretch.numbers, ACCUMULATE
+                if apart and numbers[0] <= number < numbers[-1]:
+                    first, at = numbers[0], bisect.bisect_right(numbers, number) - 1
             if number not in stretch.armed and node is not running:
                 node._register_hook_dict(dummy)  # noqa: SLF001
                 stretch.armed.add(number)

@@ -6,6 +6,7 @@ and parents costs 3.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
@@ -14,7 +15,7 @@ from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.trace import export, sampling
 
 from otel_modtrack import semconv
-from otel_modtrack.ids import PrivateIds, is_stock_generator
+from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.spans import (
     Scope,
@@ -26,7 +27,7 @@ from otel_modtrack.spans import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
@@ -55,6 +56,12 @@ class SdkSink(SpanSink):
         if is_stock_generator(tracer.id_generator):
             tracer.id_generator = PrivateIds()
         self.ids = tracer.id_generator
+        # For records: what `PrivateIds` has preset is for spans that are started.
+        self._span_id: Callable[[], int] = (
+            functools.partial(draw, 64)
+            if type(self.ids) is PrivateIds
+            else self.ids.generate_span_id
+        )
         self._scope_info = getattr(tracer, "_instrumentation_scope", None)
         self._limits = tracer._span_limits  # noqa: SLF001 - probed in `fits`
         self._processors: object = None
@@ -122,31 +129,31 @@ class SdkSink(SpanSink):
             ):
                 pending.append(above)
             while pending:
-                known = self._give_ids(pending.pop())
+                one = pending.pop()
+                known = self._give_ids(one, self._above(one))
         elif not isinstance(known, trace.SpanContext):
             return known.get_span_context()  # type: ignore[no-any-return]
         return known  # type: ignore[no-any-return]
 
-    def _give_ids(self, region: Region) -> trace.SpanContext:
+    def _give_ids(self, region: Region, above: trace.SpanContext | None) -> trace.SpanContext:
         scope: Scope = region.unit.scope  # type: ignore[assignment]
-        above = self._above(region)
         if above is not None:
             trace_id = above.trace_id
         else:
             if not scope.trace_id:
                 scope.trace_id = self.ids.generate_trace_id()
             trace_id = scope.trace_id
-        region.span = found = _span_context(
-            trace_id, self.ids.generate_span_id(), scope.flags, scope.state
-        )
+        region.span = found = _span_context(trace_id, self._span_id(), scope.flags, scope.state)
         return found
 
     def _above(self, region: Region) -> trace.SpanContext | None:
         """The parent's span context; None for the root of a trace."""
         if region.context is not None:
             return parent_in(region.context)
-        if region.parent is not None:
-            return self.span_context(region.parent)
+        parent = region.parent
+        if parent is not None:
+            known = parent.span
+            return known if type(known) is trace.SpanContext else self.span_context(parent)
         return region.unit.scope.parent  # type: ignore[no-any-return,attr-defined]
 
     def _start(self, region: Region, context: Context) -> trace.Span:
@@ -191,7 +198,11 @@ class SdkSink(SpanSink):
 
     def _readable(self, region: Region) -> sdk_trace.ReadableSpan:
         unit, forward, failure = region.unit, region.forward, region.failure
-        name, attributes = self._static(region.subject, region.phase, region.index)
+        above = self._above(region)
+        context = region.span
+        if context is None:
+            context = self._give_ids(region, above)
+        name, attributes, _ = self._static(region.subject, region.phase, region.index)
         status, events = _UNSET, ()
         if failure is not None:
             attributes = self._bounded({**attributes, semconv.ERROR_TYPE: failure.type})
@@ -203,8 +214,8 @@ class SdkSink(SpanSink):
             scope.extra = None
         return sdk_trace.ReadableSpan(
             name,
-            self.span_context(region),
-            self._above(region),
+            context,
+            above,
             self.tracer.resource,
             attributes,
             events,
@@ -227,21 +238,17 @@ class SdkSink(SpanSink):
 
     def _static(
         self, subject: Subject, phase: str, index: int | None
-    ) -> tuple[str, BoundedAttributes]:
+    ) -> tuple[str, BoundedAttributes, SdkSink]:
         """Name and attributes, made once and shared by all regions that have the same."""
-        cache = subject.cache
-        if cache.get("sink") is not self:
-            cache.clear()
-            cache["sink"] = self
         key = phase if index is None else (phase, index)
-        found = cache.get(key)
-        if found is None:
+        found = subject.cache.get(key)
+        if found is None or found[2] is not self:
             attributes = attributes_of(subject, phase)
             if index is not None:
                 attributes[semconv.MODULE_CALL_INDEX] = index
-            found = (span_name(subject, phase), self._bounded(attributes))
+            found = (span_name(subject, phase), self._bounded(attributes), self)
             if index is None or index < _INDICES_KEPT:
-                cache[key] = found
+                subject.cache[key] = found
         return found
 
     def _bounded(
