@@ -47,7 +47,9 @@ def _fired(grad: Any) -> None:
     try:
         run = CORE.runs.get(current_graph_task_id())
         if run is not None:
-            run.events.append((run.plan.key(current_node()), _clock()))
+            node = current_node()
+            key = node if run.plan.by_node else node._sequence_nr()  # noqa: SLF001
+            run.events.append((key, _clock()))
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("a backward hook", error)
 
@@ -141,7 +143,7 @@ class Run:
         try:
             order = engine.execution_order(self._roots, self._inputs)
             self.plan = Plan(order, self._inputs, self.state)
-            self.plan.arm(order, running, _HOOK.dummy)
+            self.plan.arm(running, _HOOK.dummy)
         finally:
             if collecting:
                 gc.enable()

@@ -45,7 +45,7 @@ def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     the strings are replaced by objects (`CodeSwap`). `before` repairs the thread's state whatever
     interrupts us, a KeyboardInterrupt inside `enter` included.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)
         return self._call_impl(*args, **kwargs)
@@ -152,7 +152,8 @@ def _outermost(state: ThreadState, subject: Subject) -> Region | None:
         optimizers.check(state)
     unit = state.unit
     if unit is None:
-        unit = CORE.sink.begin(subject)
+        # Export without dynamo calls the modules, with tensors that hold nothing.
+        unit = None if torch.compiler.is_compiling() else CORE.sink.begin(subject)
         if unit is None:
             state.skip = True  # until this call's `leave` or `fail`
             return None

@@ -42,32 +42,36 @@ class Plan:
         self.owners: dict[Any, Region | None] = {}
         self.by_node = False
         self._labels: dict[Any, Stretch] = {}
-        self._stretches = self._find(order, state)
+        self._order: Sequence[Any] = order
+        self._numbers: Sequence[int] = [node._sequence_nr() for node in order]  # noqa: SLF001
+        self._stretches = self._find(state)
         self.captured = {self.key(node) for node in engine.only_captured(order, inputs)}
 
-    def arm(self, order: Sequence[Any], running: Any, dummy: Any) -> None:
+    def arm(self, running: Any, dummy: Any) -> None:
         """Arm each node whose owner is another than that of the node before.
 
         A retained graph is planned again and again: what is armed already stays so. Never
         the node that is running its hooks (torch crashes).
         """
         if self.by_node:
-            self._arm_by_node(order, running, dummy)
-            return
-        if not self._stretches:
-            return
-        owners, floor, ceiling = self.owners, 1, 0
+            self._arm_by_node(running, dummy)
+        elif self._stretches:
+            self._arm_by_number(running, dummy)
+        self._order = self._numbers = ()  # let go of the nodes
+
+    def _arm_by_number(self, running: Any, dummy: Any) -> None:
         # Most nodes to arm lie further down in the log that the one before is in. Where logs do not
-        # overlap, one walks there: `at` is the place, `first` the log's first number, or out
-        # of reach.
+        # overlap, one walks there: `at` is the place, `first` the log's first number, or out of
+        # reach.
         apart = all(
             older.numbers[-1] <= newer.numbers[0] for newer, older in pairwise(self._stretches)
         )
+        owners, captured, floor, ceiling = self.owners, self.captured, 1, 0
         stretch = self._stretches[0]
-        numbers, first, at = stretch.numbers, ACCUMULATE, 0
-        for node in order:
-            number = node._sequence_nr()  # noqa: SLF001
-            if floor <= number < ceiling or number >= ACCUMULATE or number in self.captured:
+        numbers, armed, first, at = stretch.numbers, stretch.armed, ACCUMULATE, 0
+        again = bool(armed)
+        for node, number in zip(self._order, self._numbers, strict=True):
+            if floor <= number < ceiling or number >= ACCUMULATE or number in captured:
                 continue
             if first <= number < floor:
                 while number < floor:
@@ -80,16 +84,18 @@ class Plan:
             else:
                 owners[number], floor, ceiling, stretch = self._interval(number)
                 numbers, first = stretch.numbers, ACCUMULATE
+                if armed is not stretch.armed:
+                    armed = stretch.armed
+                    again = bool(armed)
                 if apart and numbers[0] <= number < numbers[-1]:
                     first, at = numbers[0], bisect.bisect_right(numbers, number) - 1
-            if number not in stretch.armed and node is not running:
+            if node is not running and not (again and number in armed):
                 node._register_hook_dict(dummy)  # noqa: SLF001
-                stretch.armed.add(number)
+                armed.add(number)
 
-    def _arm_by_node(self, order: Sequence[Any], running: Any, dummy: Any) -> None:
+    def _arm_by_node(self, running: Any, dummy: Any) -> None:
         # Every node: of two with the same number, either may come first.
-        for node in order:
-            number = node._sequence_nr()  # noqa: SLF001
+        for node, number in zip(self._order, self._numbers, strict=True):
             if number >= ACCUMULATE or node in self.captured:
                 continue
             stretch = self._labels.get(node)
@@ -132,21 +138,27 @@ class Plan:
                 return owner, max(below, numbers[at - 1]), min(above, end), stretch
         return None, below, above, self._stretches[-1]
 
-    def _find(self, order: Sequence[Any], state: ThreadState) -> list[Stretch]:
+    def _find(self, state: ThreadState) -> list[Stretch]:
         """The logs that can have these nodes, newest first."""
+        high = next((n for n in self._numbers if n < ACCUMULATE), -1)
+        low = next((n for n in reversed(self._numbers) if n < ACCUMULATE), high + 1)
         found = CORE.living()
-        if state.stretch is not None:
-            found.append(state.stretch)
+        if self._open is not None:
+            found.append(self._open)
         if any(stretch.thread != state.thread for stretch in found):
-            found = self._of_several_threads(order, state, found)
+            found = self._of_several_threads(state, found)
+        else:  # one thread's numbers go down all the way
+            found = [
+                s
+                for s in found
+                if s.numbers[0] <= high and (s.numbers[-1] > low or s is self._open)
+            ]
         found.sort(key=lambda stretch: -stretch.numbers[0])
         return found
 
-    def _of_several_threads(
-        self, order: Sequence[Any], state: ThreadState, living: list[Stretch]
-    ) -> list[Stretch]:
+    def _of_several_threads(self, state: ThreadState, living: list[Stretch]) -> list[Stretch]:
         """A log counts if it hangs on a node that will run; else if it is this thread's own."""
-        numbers = [n for node in order if (n := node._sequence_nr()) < ACCUMULATE]  # noqa: SLF001
+        numbers = [number for number in self._numbers if number < ACCUMULATE]
         if not numbers:
             return []
         low, high = min(numbers), max(numbers)
@@ -154,7 +166,7 @@ class Plan:
         hung_on = set().union(*(stretch.hung for stretch in near))
         ends = [
             (node, stretch)
-            for node, number in zip(order, map(_number, order), strict=True)
+            for node, number in zip(self._order, self._numbers, strict=True)
             if number in hung_on and (stretch := node.metadata.get(METADATA_KEY)) in near
         ]
         threads = {stretch.thread for _, stretch in ends}
@@ -178,8 +190,3 @@ class Plan:
                 if first <= node._sequence_nr() < last:  # noqa: SLF001
                     self._labels[node] = stretch
                     todo.extend(below for below, _ in node.next_functions if below is not None)
-
-
-def _number(node: Any) -> int:
-    number: int = node._sequence_nr()  # noqa: SLF001
-    return number

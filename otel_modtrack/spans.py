@@ -120,7 +120,7 @@ class SpanSink(Sink):
         if context.get(self.suppress_key):
             return None
         parent = parent_in(context)
-        if parent is not None and not parent.trace_flags.sampled and self.follows_parent():
+        if parent is not None and not int(parent.trace_flags) & 1 and self.follows_parent():
             return None
         return self._sampled(subject, Scope(context, parent))
 
