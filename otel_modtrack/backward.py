@@ -70,7 +70,6 @@ class Run:
 
     def __init__(self, state: ThreadState, roots: Iterable[Any], inputs: Iterable[Any]) -> None:
         self.state = state
-        self.begun_ns = _clock()
         self._roots = tuple(node for one in roots if (node := engine.node_of(one)) is not None)
         self._inputs = tuple(node for one in inputs if (node := engine.node_of(one)) is not None)
         self.plan: Plan
@@ -89,6 +88,7 @@ class Run:
             self.place = self.outer.locate()
         else:
             self.place = real(running) or state.optimizer
+        self.begun_ns = _clock()  # not before the place, which may have been opened just now
         self._before = (state.running, state.context)
         self._base: Region | None = None
         self._handles: list[Any] = []

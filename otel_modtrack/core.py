@@ -39,7 +39,8 @@ METADATA_KEY = "otel_modtrack"  # under which a node's metadata holds a stretch
 
 # Stretches kept alive per thread though no graph was found to hang them on, so that the backward
 # of what leaked out of a call (an activation kept by a hook) still finds its regions.
-_RECENT = 32
+_RECENT = 256
+_RECENT_ENTRIES = 50_000  # about 5 MB
 
 _next_thread = itertools.count().__next__
 
@@ -85,7 +86,7 @@ class ThreadState:
         unit: what outermost calls are exported with, while a step or an outermost call is open.
         var, context: where the user's tracing context lives, and the one that we know to be there.
         optimizer: the optimizer step that is running, if any.
-        recent: the last stretches with a graph.
+        recent, entries: the last stretches with a graph, and how long their logs are together.
         raising: (exception, failure) while an exception travels outward.
     """
 
@@ -93,6 +94,7 @@ class ThreadState:
         "__weakref__",
         "calls",
         "context",
+        "entries",
         "numbers",
         "opener",
         "optimizer",
@@ -123,7 +125,8 @@ class ThreadState:
         self.var: Any = None
         self.context: Any = None
         self.optimizer: Region | None = None
-        self.recent: collections.deque[Stretch] = collections.deque(maxlen=_RECENT)
+        self.recent: collections.deque[Stretch] = collections.deque()
+        self.entries = 0
         self.raising: tuple[Any, Any] | None = None
 
     def open_stretch(self, opener: Region) -> None:
@@ -138,7 +141,11 @@ class ThreadState:
         self.numbers, self.calls = [], []
         if stretch is None or not stretch.numbers or stretch.numbers[0] == stretch.numbers[-1]:
             return None
-        self.recent.append(stretch)
+        recent = self.recent
+        recent.append(stretch)
+        self.entries += len(stretch.numbers)
+        while len(recent) > _RECENT or (self.entries > _RECENT_ENTRIES and len(recent) > 1):
+            self.entries -= len(recent.popleft().numbers)
         CORE.remember(stretch)
         return stretch
 
@@ -233,6 +240,7 @@ class Core:
         self.runs.clear()
         for state in list(self.states):
             state.recent.clear()
+            state.entries = 0
 
     def fault(self, where: str, error: Exception) -> None:
         """A fault of ours: say so once, switch tracking off, and let the user's program go on.

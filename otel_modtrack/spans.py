@@ -84,6 +84,14 @@ class Scope:
         self.early: trace.Span | None = None
 
 
+def _while_it_lasts(scope: Scope) -> Scope:
+    """The same place in the same trace; without the parent, if that has ended meanwhile."""
+    parent = scope.parent
+    if parent is None or parent.is_remote or trace.get_current_span(scope.context).is_recording():
+        return Scope(scope.context, parent)
+    return Scope(trace.set_span_in_context(trace.INVALID_SPAN, scope.context), None)
+
+
 def parent_in(context: Context) -> trace.SpanContext | None:
     """The valid span context in a context, or None."""
     found = trace.get_current_span(context).get_span_context()
@@ -134,8 +142,7 @@ class SpanSink(Sink):
         if active is not None and active.trace_id == built.trace_id:
             scope = Scope(context, active)
         else:
-            origin: Scope = forward.unit.scope  # type: ignore[assignment]
-            scope = Scope(origin.context, origin.parent)
+            scope = _while_it_lasts(forward.unit.scope)  # type: ignore[arg-type]
             scope.trace_id, scope.joined = built.trace_id, built
         scope.flags, scope.state = built.trace_flags, built.trace_state
         return Unit(self, scope)

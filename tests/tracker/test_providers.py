@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -402,7 +403,26 @@ def test_backward_joins_the_trace_of_its_forward(
     assert one.context.trace_id == first.context.trace_id
     assert one.parent is None
     assert two.context.trace_id == second.context.trace_id == request.get_span_context().trace_id
-    assert two.parent == request.get_span_context()
+    assert two.parent is None  # the request is over
+
+
+def test_backward_under_the_request_that_goes_on(
+    provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """A backward on another thread hangs under its forward's request, if that is still open."""
+    tracer = provider.get_tracer("service")
+    model = two_layers()
+    with (
+        ModTracker(model, tracer_provider=provider),
+        tracer.start_as_current_span("request") as request,
+    ):
+        loss = model(torch.ones(1, 2)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    (backward,) = [span for span in spans_of(exporter) if span.name == "backward"]
+    assert backward.parent == request.get_span_context()
+    check_intervals(spans_of(exporter))
 
 
 def test_a_remote_parent(provider: TracerProvider, exporter: InMemorySpanExporter) -> None:
