@@ -39,7 +39,7 @@ class Activation:
         """The code that module calls run while tracking is on."""
         return nn.Module._wrapped_call_impl.__code__  # noqa: SLF001
 
-    def add(self, tracker: object, names: Names, sink: SpanSink | None) -> Names:
+    def add(self, entry: object, names: Names, sink: SpanSink | None) -> Names:
         """A tracker was entered.
 
         Returns:
@@ -48,19 +48,16 @@ class Activation:
         with CORE.lock:
             if not self._trackers:
                 CORE.use(names)
-            self._trackers.append((tracker, sink))
+            self._trackers.append((entry, sink))
             self._choose()
             if not CORE.on:
                 self._on()
             return CORE.names
 
-    def discard(self, tracker: object) -> None:
-        """A tracker was left; trackers may be left in any order."""
+    def discard(self, entry: object) -> None:
+        """A tracker was left; in any order. Again: does nothing."""
         with CORE.lock:
-            for at in reversed(range(len(self._trackers))):
-                if self._trackers[at][0] is tracker:
-                    del self._trackers[at]
-                    break
+            self._trackers = [one for one in self._trackers if one[0] is not entry]
             self._choose()
             if not self._trackers:
                 self.off()
@@ -86,16 +83,16 @@ class Activation:
         self._install(EngineSwap, "there are no backward regions")
         self._install(OptimizerHooks, "there are no optimizer spans")
         reader = ContextReader(_span_of)
-        reader.install()
         self._undo.append(reader.remove)
+        reader.install()
 
     def _install(self, kind: type, lost: str) -> None:
         """Put one thing in place; where torch does not let us, say once what is lost."""
         try:
             thing = self._swaps.get(kind) or kind()
             self._swaps[kind] = thing
-            thing.install()
             self._undo.append(thing.remove)
+            thing.install()
         except (TypeError, AttributeError, KeyError) as error:
             if kind.__name__ not in self._said:
                 self._said.add(kind.__name__)
@@ -107,7 +104,8 @@ class Activation:
             CORE.on = False
             try:
                 while self._undo:
-                    self._undo.pop()()
+                    self._undo[-1]()
+                    self._undo.pop()
             finally:
                 if self._undo:  # interrupted: take the rest away all the same
                     self.off()

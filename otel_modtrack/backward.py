@@ -19,6 +19,7 @@ from torch.autograd import Variable, graph
 from otel_modtrack import calls, engine
 from otel_modtrack.core import CORE, THREADS, ThreadState, real
 from otel_modtrack.engine import ACCUMULATE, current_graph_task_id, current_node
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.plan import Plan
 from otel_modtrack.regions import Kind, Phase, Region, Subject
 from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
@@ -90,6 +91,7 @@ class Run:
             self.place = real(running) or state.optimizer
         self.begun_ns = _clock()  # not before the place, which may have been opened just now
         self._before = (state.running, state.context)
+        self._stretch = state.stretch
         self._base: Region | None = None
         self._handles: list[Any] = []
         self._planned = False
@@ -139,8 +141,8 @@ class Run:
         self._remove_handles()
         running = current_node()
         collecting = gc.isenabled()  # node wrappers made here must not be walked by a collection
-        gc.disable()
         try:
+            gc.disable()
             order = engine.execution_order(self._roots, self._inputs)
             self.plan = Plan(order, self._inputs, self.state)
             self.plan.arm(running, _HOOK.dummy)
@@ -170,7 +172,7 @@ class Run:
             if self.place is None and state.unit is None:
                 state.unit, self.unit.opener = self.unit, self.root
             self.unit.regions.append(self.root)
-        _HOOK.hold()
+        _HOOK.hold(self)
 
     # -- meanwhile: where are we ----------------------------------------------------------------
 
@@ -264,25 +266,34 @@ class Run:
             call.parent = region
 
     def end(self, error: BaseException | None) -> None:
-        """The engine is done, by whatever road: close every region, let go of every node."""
+        """The engine is done, by whatever road: close every region, let go of every node.
+
+        Where it is interrupted, it is done again from the start.
+        """
         state = self.state
         state.running, state.context = self._before
+        state.trim()
+        if self._stretch is None and state.stretch is not None:  # a recomputation's
+            state.close_stretch()
         state.note(state.running)
         self._remove_handles()
         if self._base is not None:
             self._base.span = None  # the log goes on holding the base
         self._roots = self._inputs = ()
-        if self._planned:
-            CORE.runs.pop(self.task_id, None)
+        CORE.runs.pop(self.task_id, None)
+        _HOOK.release(self)
         if self.unit is None:
             return
-        _HOOK.release()
         self.fold()
-        now_ns = _clock()
-        for region in [*self._open, *([self.root] if self.root is not None else [])]:
-            region.end_ns = now_ns
-            if error is not None:
+        closing = [*self._open, *(one for one in self._regions.values() if not one.end_ns)]
+        if self.root is not None:
+            closing.append(self.root)
+        if error is not None:
+            for region in closing:
                 calls.failed(state, region, error)
+        now_ns = _clock()
+        for region in closing:
+            region.end_ns = now_ns
         if state.running is None:
             state.raising = None
         if self.root is not None:
@@ -290,7 +301,8 @@ class Run:
 
     def _remove_handles(self) -> None:
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 def _outermost(call: Region) -> Region:
@@ -342,6 +354,8 @@ def end_run(cell: list[Run], error: BaseException | None) -> None:
             cell[-1].end(error)
             cell.pop()
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
+        if not from_signal_handler(fault):
+            cell.clear()
         CORE.fault("the end of a backward", fault)
 
 
@@ -356,13 +370,16 @@ def _around(cell: list[Run], t_outputs: Any, args: Any, kwargs: Any) -> Any:
     end_run: Any = "modtrack:end_run"
     cell = []
     try:
-        begin_run(cell, t_outputs, args, kwargs)
-        original_body()
-    except BaseException as error:
-        end_run(cell, error)
-        raise
+        try:
+            begin_run(cell, t_outputs, args, kwargs)
+            original_body()
+        except BaseException as error:
+            end_run(cell, error)
+            raise
+        finally:
+            end_run(cell, None)
     finally:
-        end_run(cell, None)
+        end_run(cell, None)  # again, if a signal interrupted it
     return None
 
 

@@ -46,9 +46,10 @@ def follow(state: ThreadState, call: Region, before: Region | None, body: Any) -
         wrapped = _async_generator(body, steps)
     wrapped.__name__, wrapped.__qualname__ = body.__name__, body.__qualname__
     call.unit.held += 1
+    call.unit.bodies.append(call)
     weakref.finalize(wrapped, steps.end).atexit = False
-    steps.suspend(state, before, call.token)
-    call.token = None
+    token, call.token = call.token, None
+    steps.suspend(state, before, token)
     return wrapped
 
 
@@ -129,10 +130,10 @@ class _Steps:
         """The body stops for now (or the call that made it returns); `before` runs on."""
         call = self._call
         try:
-            state.note(before)
             state.running = before
             if token is not None:
                 calls.restore(state, token)
+            state.note(before)
             if state.opener is call:
                 stretch = state.close_stretch()
                 if stretch is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._autograd import _get_sequence_nr
 from torch.utils import checkpoint
 
-from otel_modtrack.core import from_signal_handler
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.outputs import hang
 from otel_modtrack.regions import Failure
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from otel_modtrack.regions import Region
 
 __all__ = [
+    "abandon",
     "clock",
     "close",
     "describe",
@@ -27,6 +29,7 @@ __all__ = [
     "make_current",
     "opened",
     "restore",
+    "tidy",
 ]
 
 clock = time.perf_counter_ns
@@ -96,6 +99,38 @@ def done(state: ThreadState, region: Region) -> None:
             state.unit = None
         if not unit.held:
             unit.sink.flush(unit)
+
+
+def tidy(state: ThreadState) -> None:
+    """Nothing runs on this thread: finish what an interruption of ours left half done.
+
+    A signal handler's exception may come between any two operations, here as elsewhere. Again,
+    or where all is in order: does nothing.
+    """
+    if state.stretch is not None:
+        state.close_stretch()
+    unit = state.unit
+    opener = unit.opener if unit is not None else None
+    if opener is not None and opener is not state.optimizer:
+        opener.end_ns = opener.end_ns or clock()
+        done(state, opener)
+        state.unit = None
+    var = state.var
+    if var is not None:
+        users = getattr(var.get(), "modtrack_base", None)
+        if users is not None:
+            var.set(users)
+
+
+def abandon(state: ThreadState, before: Region | None) -> None:
+    """After a fault of ours: the user's context is the user's again, and `before` runs."""
+    call, state.running = state.running, before
+    while call is not None and call is not before:
+        token, call.token = call.token, None
+        if isinstance(token, tuple):
+            with contextlib.suppress(Exception):
+                restore(state, token)
+        call = call.parent
 
 
 def failed(state: ThreadState, call: Region, error: BaseException) -> None:

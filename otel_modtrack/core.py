@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._autograd import _get_sequence_nr
 
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Sink
 
@@ -39,7 +40,7 @@ METADATA_KEY = "otel_modtrack"  # under which a node's metadata holds a stretch
 
 # Stretches kept alive per thread though no graph was found to hang them on, so that the backward
 # of what leaked out of a call (an activation kept by a hook) still finds its regions.
-_RECENT = 256
+_RECENT = 64
 _RECENT_ENTRIES = 50_000  # about 5 MB
 
 _next_thread = itertools.count().__next__
@@ -135,8 +136,13 @@ class ThreadState:
         self.numbers, self.calls = stretch.numbers, stretch.calls
         self.opener = opener
 
+    def trim(self) -> None:
+        """Make the log's two lists equally long again, if an interruption came between them."""
+        del self.calls[len(self.numbers) :], self.numbers[len(self.calls) :]
+
     def close_stretch(self) -> Stretch | None:
         """End the log; returned only if nodes were made meanwhile."""
+        self.trim()
         stretch, self.stretch, self.opener = self.stretch, None, None
         self.numbers, self.calls = [], []
         if stretch is None or not stretch.numbers or stretch.numbers[0] == stretch.numbers[-1]:
@@ -277,21 +283,6 @@ class Core:
         self.forget()
         for state in list(self.states):
             state.reset()
-
-
-def from_signal_handler(error: Exception) -> bool:
-    """Whether a Python signal handler raised `error`, and so it is the user's.
-
-    A handler is called with the frame that it interrupted; no other function is.
-    """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        interrupted, trace = trace.tb_frame, trace.tb_next
-        for value in trace.tb_frame.f_locals.values():
-            held = value if type(value) is tuple else (value,)
-            if any(one is interrupted for one in held):
-                return True
-    return False
 
 
 CORE = Core()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from otel_modtrack.interrupts import from_signal_handler
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -48,21 +50,20 @@ class SharedHook:
         self.hooks: dict[int, Callable[[Any], None]] = {}
         self.dummy = torch.zeros(())
         self.dummy._backward_hooks = self.hooks  # type: ignore[assignment]  # noqa: SLF001
-        self._runs = 0
+        self._holders: set[object] = set()
         self._lock = threading.Lock()
 
-    def hold(self) -> None:
+    def hold(self, run: object) -> None:
         """A run is under way: what is armed fires."""
         with self._lock:
-            self._runs += 1
+            self._holders.add(run)
             self.hooks[0] = self._fired
 
-    def release(self) -> None:
+    def release(self, run: object) -> None:
         """A run is over; with the last one nothing fires any more."""
         with self._lock:
-            self._runs -= 1
-            if self._runs <= 0:
-                self._runs = 0
+            self._holders.discard(run)
+            if not self._holders:
                 self.hooks.clear()
 
 
@@ -73,7 +74,9 @@ def execution_order(roots: Sequence[Any], inputs: Sequence[Any]) -> Sequence[Any
         _C._set_multithreading_enabled(False)  # noqa: SLF001 - it wants to be asked so
         try:
             return _C._current_graph_task_execution_order()  # type: ignore[no-any-return]  # noqa: SLF001
-        except RuntimeError:  # a root that lies below another root
+        except RuntimeError as error:  # a root that lies below another root
+            if from_signal_handler(error):
+                raise
             return _walk(roots, inputs)
         finally:
             _C._set_multithreading_enabled(threaded)  # noqa: SLF001

@@ -18,7 +18,16 @@ from torch import nn
 from torch._C._autograd import _get_sequence_nr
 
 from otel_modtrack import bodies, optimizers
-from otel_modtrack.calls import clock, close, done, failed, finish, make_current, restore
+from otel_modtrack.calls import (
+    abandon,
+    clock,
+    close,
+    failed,
+    finish,
+    make_current,
+    restore,
+    tidy,
+)
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.regions import Kind, Phase, Region, Subject
@@ -131,6 +140,9 @@ def begin(state: ThreadState, subject: Subject) -> Region | None:
         return Region(subject, parent, parent.phase, clock(), parent.unit)
     run = CORE.runs.get(current_graph_task_id()) if CORE.runs else None
     if run is None and parent is not None:
+        if current_graph_task_id() == -1:  # its end was interrupted: it is over
+            state.running = parent.parent
+            return begin(state, subject)
         run = parent.span  # the engine run that this thread began, not yet planned
     if run is not None:
         place = run.locate()
@@ -150,6 +162,8 @@ def begin(state: ThreadState, subject: Subject) -> Region | None:
 def _outermost(state: ThreadState, subject: Subject) -> Region | None:
     if state.optimizer is not None:
         optimizers.check(state)
+    if state.running is None and (state.stretch is not None or state.unit is not None):
+        tidy(state)
     unit = state.unit
     if unit is None:
         # Export without dynamo calls the modules, with tensors that hold nothing.
@@ -204,6 +218,7 @@ def leave(state: ThreadState, before: Region | None, outs: Any) -> Any:
         if call is state.opener:
             finish(state, call, outs)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+        abandon(state, before)
         CORE.fault("a module's exit", error)
     return outs
 
@@ -214,7 +229,7 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
     Closes whatever an interruption left open below it, too.
     """
     try:
-        del state.calls[len(state.numbers) :], state.numbers[len(state.calls) :]
+        state.trim()
         while (call := state.running) is not before and call is not None:
             failed(state, call, error)
             last = call is state.opener
@@ -225,28 +240,11 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
         if state.skip:
             state.skip = not CORE.on
         if before is None:
-            _repair(state)
+            state.raising = None
+            tidy(state)
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
+        abandon(state, before)
         CORE.fault("a module's failing", fault)
-
-
-def _repair(state: ThreadState) -> None:
-    """Nothing runs on this thread any more: finish what an interruption of ours left half done.
-
-    A signal handler's exception may come between any two operations, here as elsewhere.
-    """
-    state.raising = None
-    opener = state.opener
-    if opener is not None and opener.end_ns:
-        finish(state, opener, None)
-    unit = state.unit
-    if unit is not None and unit.opener is not None and unit.opener.end_ns:
-        done(state, unit.opener)
-    var = state.var
-    if var is not None:
-        users = getattr(var.get(), "modtrack_base", None)
-        if users is not None:
-            var.set(users)
 
 
 def _previous(call: Region, before: Region | None) -> Region | None:

@@ -43,7 +43,8 @@ class OptimizerHooks:
     def remove(self) -> None:
         """Take the hooks away."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -78,10 +79,10 @@ def _open(state: ThreadState, subject: Subject) -> None:
         if unit is None:
             return
     region = Region(subject, parent, Phase.FORWARD, calls.clock(), unit)
-    if opened_here:
-        state.unit, unit.opener = unit, region
     region.token = sys._getframe(2)  # noqa: SLF001 - the frame that runs the step
     unit.regions.append(region)
+    if opened_here:
+        state.unit, unit.opener = unit, region
     state.optimizer = region
 
 
@@ -108,7 +109,11 @@ def _close(state: ThreadState, region: Region) -> None:
     region.token = None
     above = real(region.parent)
     state.optimizer = above if above is not None and above.subject.kind is Kind.OPTIMIZER else None
-    calls.done(state, region)
+    try:
+        calls.done(state, region)
+    except BaseException:  # a signal handler's
+        calls.done(state, region)
+        raise
 
 
 def check(state: ThreadState, error: Failure | None = None) -> None:

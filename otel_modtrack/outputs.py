@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from otel_modtrack.core import METADATA_KEY, from_signal_handler
+from otel_modtrack.core import METADATA_KEY
+from otel_modtrack.interrupts import from_signal_handler
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -183,12 +183,13 @@ class Unit:
     Attributes:
         regions: in the order in which they opened.
         held: bodies (coroutines, generators) that will still add to it; exported at 0.
+        bodies: the calls that returned one, which may outlive the call they were made in.
         flushed: its spans are written.
         opener: the outermost region that opened it and exports it; None where a step does.
         scope: opaque, owned by the sink: parent and sampling of its outermost regions.
     """
 
-    __slots__ = ("base_ns", "flushed", "held", "opener", "regions", "scope", "sink")
+    __slots__ = ("base_ns", "bodies", "flushed", "held", "opener", "regions", "scope", "sink")
 
     def __init__(self, sink: Sink, scope: object = None) -> None:
         wall_ns = time.time_ns()
@@ -198,6 +199,7 @@ class Unit:
         self.opener: Region | None = None
         self.regions: list[Region] = []
         self.held = 0
+        self.bodies: list[Region] = []
         self.flushed = False
 
     def wall_ns(self, perf_ns: int) -> int:

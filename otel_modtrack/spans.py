@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as context_api, trace
 
 from otel_modtrack import semconv
-from otel_modtrack.core import from_signal_handler
 from otel_modtrack.current import RegionContext, context_variable
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Sink, Subject, Unit
 
 if TYPE_CHECKING:
@@ -216,14 +216,54 @@ class SpanSink(Sink):
         return region.unit.scope  # type: ignore[return-value]
 
     def _start(self, region: Region, context: Context) -> trace.Span:
-        return self.tracer.start_span(
+        return self.start(
             span_name(region.subject, region.phase),
-            context=context,
-            kind=trace.SpanKind.INTERNAL,
-            attributes=attributes_of(region.subject, region.phase),
-            links=self.links(region),
-            start_time=region.unit.wall_ns(region.start_ns),
+            context,
+            region.unit.wall_ns(region.start_ns),
+            attributes_of(region.subject, region.phase),
+            self.links(region),
         )
+
+    def start(
+        self,
+        name: str,
+        context: Context,
+        start_ns: int,
+        attributes: Mapping[str, AttributeValue],
+        links: tuple[trace.Link, ...] = (),
+    ) -> trace.Span:
+        """Start a span through the API. Lost where a processor raises.
+
+        Args:
+            name: of the span.
+            context: that its parent is in.
+            start_ns: nanoseconds since the epoch.
+            attributes: that it starts with.
+            links: likewise.
+        """
+        try:
+            return self.tracer.start_span(
+                name,
+                context=context,
+                kind=trace.SpanKind.INTERNAL,
+                attributes=attributes,
+                links=links,
+                start_time=start_ns,
+            )
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            self.lost(error)
+            return trace.NonRecordingSpan(trace.get_current_span(context).get_span_context())
+
+    def end(self, span: trace.Span, end_ns: int) -> None:
+        """End a span through the API; `end_ns` is nanoseconds since the epoch."""
+        try:
+            span.end(end_ns)
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            self.lost(error)
 
     def links(self, region: Region) -> tuple[trace.Link, ...]:
         """Each backward span is linked to its forward's."""
@@ -246,6 +286,9 @@ class SpanSink(Sink):
             now_ns = time.perf_counter_ns()
             for region in regions:  # a body that has not run to its end
                 region.end_ns = region.end_ns or now_ns
+        for region in unit.bodies:  # one that outlived its parent hangs where it fits
+            while region.parent is not None and region.parent.end_ns < region.end_ns:
+                region.parent = region.parent.parent
         self.write_all(regions)
         unit.flushed = True
         interrupted, self._interrupted = self._interrupted, None

@@ -80,16 +80,22 @@ class ModTracker:
         self._provider = tracer_provider
         self._names = Names()
         self._hooks = userhooks.UserHooks()
-        self._entered = 0
+        self._entries: list[object] = []
 
     def __enter__(self) -> Self:
         """Switch tracking on."""
-        self._names = ACTIVATION.add(self, self._names, make_sink(self._provider, __version__))
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            self._names.name(model)
-        self._entered += 1
-        self._hooks.install()
+        entry = object()
+        try:
+            self._entries.append(entry)
+            sink = make_sink(self._provider, __version__)
+            self._names = ACTIVATION.add(entry, self._names, sink)
+            model = self._model() if self._model is not None else None
+            if model is not None:
+                self._names.name(model)
+            self._hooks.install()
+        except BaseException:  # a signal handler's: the `with` block is not entered
+            self._leave(entry)
+            raise
         return self
 
     def __exit__(
@@ -99,10 +105,21 @@ class ModTracker:
         trace_: types.TracebackType | None,
     ) -> None:
         """Switch it off; the last tracker to leave takes everything away."""
-        self._entered -= 1
-        if not self._entered:
+        if not self._entries:
+            return
+        entry = self._entries[-1]
+        try:
+            self._leave(entry)
+        except BaseException:  # a signal handler's: leave all the same
+            self._leave(entry)
+            raise
+
+    def _leave(self, entry: object) -> None:
+        """Take one entry back; again: does nothing."""
+        ACTIVATION.discard(entry)
+        self._entries[:] = [one for one in self._entries if one is not entry]
+        if not self._entries:
             self._hooks.remove()
-        ACTIVATION.discard(self)
 
     def step(self, number: int) -> Step:
         """A training step: everything in it is exported together, under a span ``train_step``.
@@ -122,7 +139,7 @@ class ModTracker:
         except TypeError:
             msg = f"step(number): an integer is wanted, not {type(number).__name__}"
             raise TypeError(msg) from None
-        if not self._entered:
+        if not self._entries:
             msg = "step() works inside `with ModTracker(...) as tracker:` only"
             raise RuntimeError(msg)
         return Step(number)
@@ -134,7 +151,7 @@ class ModTracker:
         Where nothing is recorded (the parent span is not sampled), the forward is still told.
         """
         found = {"Global"}
-        if not self._entered:
+        if not self._entries:
             return found
         found |= userhooks.INSIDE.fqns
         state = THREADS.state
@@ -189,7 +206,7 @@ class ModTracker:
             pre_bw_hook=pre_bw_hook,
             post_bw_hook=post_bw_hook,
         )
-        if self._entered:
+        if self._entries:
             self._hooks.install()
 
     def clear_user_hooks(self) -> None:
@@ -240,11 +257,8 @@ class Step:
         if context.get(sink.suppress_key):
             self._enter_state(None)
             return
-        self._span = sink.tracer.start_span(
-            semconv.TRAIN_STEP_SPAN,
-            context=context,
-            attributes={semconv.STEP_NUMBER: self._number},
-            start_time=begun_ns,
+        self._span = sink.start(
+            semconv.TRAIN_STEP_SPAN, context, begun_ns, {semconv.STEP_NUMBER: self._number}
         )
         context = trace.set_span_in_context(self._span, context)
         self._token = context_api.attach(context)
@@ -285,11 +299,12 @@ class Step:
         if unit is None:
             span.end()
             return
-        dropped = unit.sink.dropped
-        unit.sink.flush(unit)
-        dropped = unit.sink.dropped - dropped
+        sink: SpanSink = unit.sink  # type: ignore[assignment]
+        dropped = sink.dropped
+        sink.flush(unit)
+        dropped = sink.dropped - dropped
         if dropped:
             span.set_attribute(semconv.SPANS_DROPPED, dropped)
         if failure is not None:
             tell(span, failure, unit)
-        span.end(unit.now_wall_ns())
+        sink.end(span, unit.now_wall_ns())

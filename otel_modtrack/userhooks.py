@@ -103,7 +103,8 @@ class UserHooks:
     def remove(self) -> None:
         """Stop calling them."""
         while self._handles:
-            self._handles.pop().remove()
+            self._handles[-1].remove()
+            self._handles.pop()
         self._calls.clear()
         self._at_end.clear()
 
