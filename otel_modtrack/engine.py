@@ -48,7 +48,8 @@ class SharedHook:
     def __init__(self, fired: Callable[[Any], None]) -> None:
         self._fired = fired
         self.hooks: dict[int, Callable[[Any], None]] = {}
-        self.dummy = torch.zeros(())
+        with _C.DisableTorchFunction():  # whatever mode the import happens under
+            self.dummy = torch.zeros((), device="cpu")
         self.dummy._backward_hooks = self.hooks  # type: ignore[assignment]  # noqa: SLF001
         self._holders: set[object] = set()
         self._lock = threading.Lock()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,6 +64,7 @@ def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     leave: Any = "modtrack:leave"
     fail: Any = "modtrack:fail"
     compiled: Any = "modtrack:compiled"
+    profiler: Any = "modtrack:profiler"
     state = threads.state
     if state.skip:
         state = None
@@ -71,7 +73,10 @@ def _wrapped_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         if state is not None:
             enter(state, self)
-        if self._compiled_call_impl is not None and compiled(state):
+        if profiler._is_profiler_enabled:  # noqa: SLF001 - it knows calls by torch's code object
+            original: Any = "modtrack:original"
+            outs = original(self, *args, **kwargs)
+        elif self._compiled_call_impl is not None and compiled(state):
             outs = self._compiled_call_impl(*args, **kwargs)
         else:
             outs = self._call_impl(*args, **kwargs)
@@ -268,16 +273,21 @@ class ForwardSwap:
     def __init__(self) -> None:
         self._calls_before: Any = None
         self._calls_ours: Any = None
-        constants = {
+        constants: dict[str, object] = {
             "modtrack:threads": THREADS,
             "modtrack:enter": enter,
             "modtrack:leave": leave,
             "modtrack:fail": fail,
             "modtrack:compiled": compiled,
+            "modtrack:profiler": torch.autograd.profiler,
         }
         target = nn.Module.__dict__["_wrapped_call_impl"]
         self._swap: CodeSwap | None = None
         if _is_torchs(target):
+            # A function with torch's own code, while ours is in the one that everybody holds.
+            constants["modtrack:original"] = types.FunctionType(
+                target.__code__, target.__globals__, target.__name__
+            )
             self._swap = CodeSwap(
                 target, moved(_wrapped_call_impl, target, "_call_impl"), constants
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from otel_modtrack import calls, forward
-from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.core import CORE, THREADS, ThreadState
 from otel_modtrack.names import template
 from otel_modtrack.regions import Kind, Region, Subject
 
@@ -50,10 +50,14 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
             msg = "region() takes a name that is not empty, such as 'loss'"
             raise ValueError(msg)
         self._name = name
-        self._entered: list[tuple[Any, Region | None]] = []
+        # One object may be used by several threads, and again inside itself.
+        self._entered: list[tuple[ThreadState, bool, Region | None]] = []
 
     def __enter__(self) -> None:
-        self._entered.append(_enter(self._name))
+        if torch.compiler.is_compiling():
+            return
+        state, before = _enter(self._name)
+        self._entered.append((THREADS.state, state is not None, before))
 
     def __exit__(
         self,
@@ -61,14 +65,19 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
-        if self._entered:
-            state, before = self._entered.pop()
-            if state is None:
-                return
-            if error is None:
-                forward.leave(state, before, None)
-            else:
-                forward.fail(state, before, error)
+        if torch.compiler.is_compiling():
+            return
+        state = THREADS.state
+        for at in reversed(range(len(self._entered))):
+            if self._entered[at][0] is state:
+                _, live, before = self._entered.pop(at)
+                break
+        else:
+            return
+        if live and error is None:
+            forward.leave(state, before, None)
+        elif live and error is not None:
+            forward.fail(state, before, error)
 
     def __call__(self, function: _F) -> _F:
         """Decorate `function`: each call is a region of this name."""
@@ -92,7 +101,7 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
 
 def _enter(name: str) -> tuple[Any, Region | None]:
     """Begin a named region on this thread. Returns what its end needs; (None, None) if off."""
-    if torch.compiler.is_compiling() or not CORE.on:
+    if torch.compiler.is_compiling() or not CORE.on:  # a constant to dynamo
         return None, None
     state = THREADS.state
     if state.skip:

@@ -130,6 +130,10 @@ class ModTracker:
         Returns:
             A context manager that gives the step's span.
 
+        Limits:
+            One at a time per thread: of two that are open at once (asyncio tasks), the calls go to
+            the one begun last.
+
         Raises:
             TypeError: if `number` is not an integer.
             RuntimeError: if the tracker is not on.
