@@ -334,6 +334,8 @@ def begin_run(cell: list[Run], t_outputs: Any, args: tuple[Any, ...], kwargs: An
         state = THREADS.state
         if state.skip or not CORE.on or (not CORE.stretches and state.stretch is None):
             return
+        if engine.compiling():
+            return
         if engine.compiled_autograd():
             if not _said:
                 _said.append("compiled autograd is on: there are no backward regions")

@@ -20,6 +20,7 @@ __all__ = [
     "ACCUMULATE",
     "SharedHook",
     "compiled_autograd",
+    "compiling",
     "current_graph_task_id",
     "current_node",
     "execution_order",
@@ -129,6 +130,12 @@ def node_of(out: Any) -> Any:
         with _C.DisableTorchFunction():  # not for the user's subclasses and modes to notice
             return out.grad_fn
     return getattr(out, "node", None)
+
+
+def compiling() -> bool:
+    """Whether this is the backward that AOTAutograd runs, on fake tensors, to see its graph."""
+    context = getattr(getattr(torch, "_guards", None), "TracingContext", None)
+    return context is not None and context.try_get() is not None
 
 
 def compiled_autograd() -> bool:

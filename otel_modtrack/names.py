@@ -7,7 +7,9 @@ apart by a number, ``Net`` and ``Net#2``, which the template leaves out.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from otel_modtrack.regions import Kind, Subject
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Iterator
 
     from torch import nn
@@ -47,6 +50,11 @@ _MIXINS = {"FSDPModule", "ReplicateModule"}
 # How many searches of a whole tree may fail for one root before only direct children are looked
 # at: a program that makes modules on the fly must not pay for the size of its model each time.
 _MISSES_ALLOWED = 16
+
+# Where the frames are that run a compiled graph; and how many module calls up they are looked for:
+# the graph's own, and the one around it.
+_COMPILERS = ("torch/_functorch/", "torch/_dynamo/", "torch/_inductor/")
+_CALLS_SEEN = 2
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _ORDINAL = re.compile(r"#\d+$")
@@ -92,14 +100,31 @@ def _scripted(module: nn.Module) -> str:
     return str(getattr(module, "original_name", ""))
 
 
-def _is_dynamos(module: nn.Module) -> bool:
-    """Whether dynamo made this graph (torch/_dynamo/output_graph.py says so in its ``meta``)."""
+def _is_compilers(module: nn.Module) -> bool:
+    """Whether this is a graph that dynamo or AOTAutograd made, and runs in a compiled callable.
+
+    Dynamo leaves a note in the graph's ``meta`` (torch/_dynamo/output_graph.py). AOTAutograd leaves
+    none, but its own frames are between the graph's call and the call around it.
+    """
+    if type(module).__module__ != "torch.fx.graph_module":
+        return False
     meta = module.__dict__.get("meta")
-    return (
-        type(module).__module__ == "torch.fx.graph_module"
-        and isinstance(meta, dict)
-        and any(str(key).startswith("dynamo_") for key in meta)
-    )
+    if isinstance(meta, dict) and any(str(key).startswith("dynamo_") for key in meta):
+        return True
+    frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001
+    calls = 0
+    while frame is not None and calls < _CALLS_SEEN:
+        name = frame.f_code.co_filename.replace(os.sep, "/")
+        if any(part in name for part in _COMPILERS):
+            return True
+        calls += frame.f_code.co_name == "_wrapped_call_impl"
+        frame = frame.f_back
+    return False
+
+
+def _is_compilers_autograd(module: nn.Module) -> bool:
+    """Whether this is the graph of a backward that compiled autograd made, within its wrapper."""
+    return type(module).__name__.startswith("CompiledAutograd")
 
 
 class Names:
@@ -166,7 +191,7 @@ class Names:
         if known is not None and inner is not module:  # wrapped after it was named
             fqn, target = known.fqn, known.target
         else:
-            fqn = shown if _is_dynamos(module) else self._root_name(shown, module)
+            fqn = shown if _is_compilers(module) else self._root_name(shown, module)
             target = None
         subject = self._add(module, fqn, target)
         self._name_tree(module, subject)
@@ -209,8 +234,10 @@ class Names:
     def _add(self, module: nn.Module, fqn: str, target: object) -> Subject:
         shown, wrapper, child, plain = _class_facts(type(module))
         shown = _scripted(module) or shown
+        innermost = module
         inner = (module.__dict__.get("_modules") or {}).get(child) if child else None
         while inner is not None:  # the type shown is that of the innermost wrapped module
+            innermost = inner
             shown, _, child, _ = _class_facts(type(inner))
             inner = (inner.__dict__.get("_modules") or {}).get(child) if child else None
         key = id(module)
@@ -233,7 +260,7 @@ class Names:
             target=target,
             plain=plain and "forward" not in module.__dict__,
             compiled=wrapper == "OptimizedModule",
-            hidden=_is_dynamos(module),
+            hidden=_is_compilers(module) or _is_compilers_autograd(innermost),
             ref=ref,
         )
         refs[key] = ref

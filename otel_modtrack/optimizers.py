@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim import optimizer as torch_optimizer
 
 from otel_modtrack import calls
@@ -48,6 +49,8 @@ class OptimizerHooks:
 
 
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():  # a constant to dynamo
+        return
     del args, kwargs
     try:
         state = THREADS.state
@@ -87,6 +90,8 @@ def _open(state: ThreadState, subject: Subject) -> None:
 
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     del args, kwargs
     try:
         state = THREADS.state
