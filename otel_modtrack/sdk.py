@@ -17,14 +17,8 @@ from opentelemetry.sdk.trace import export, sampling
 from otel_modtrack import semconv
 from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
-from otel_modtrack.spans import (
-    Scope,
-    SpanSink,
-    attributes_of,
-    exception_attributes,
-    parent_in,
-    span_name,
-)
+from otel_modtrack.saying import attributes_of, exception_attributes, span_name
+from otel_modtrack.spans import Scope, SpanSink, parent_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

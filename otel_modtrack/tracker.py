@@ -16,7 +16,8 @@ from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Unit
-from otel_modtrack.spans import Scope, SpanSink, make_sink, tell
+from otel_modtrack.saying import tell
+from otel_modtrack.spans import Scope, SpanSink, make_sink
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
