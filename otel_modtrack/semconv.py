@@ -26,7 +26,6 @@ __all__ = [
     "MODULE_WRAPPER",
     "OPTIMIZER_STEP_SPAN",
     "PHASE",
-    "SCHEMA_VERSION",
     "SCOPE_NAME",
     "SPANS_DROPPED",
     "STEP_NUMBER",
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 SCOPE_NAME: Final = "otel_modtrack"
-SCHEMA_VERSION: Final = "0.1"
 
 # Span names. A module's or named region's span is called "{phase} {template}".
 TRAIN_STEP_SPAN: Final = "train_step"
