@@ -54,9 +54,8 @@ HERE = str(pathlib.Path(otel_modtrack.__file__).parent)
 class Net(nn.Module):
     """What the tracker does, all in one: a checkpoint, a region, a hook, a generator, spans."""
 
-    def __init__(self, *, checkpointed: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.checkpointed = checkpointed
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
         self.gen = Gen()
         self.b.register_forward_hook(self.look)
@@ -66,7 +65,7 @@ class Net(nn.Module):
         trace.get_current_span().set_attribute("seen", True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = checkpoint(self.a, x, use_reentrant=False) if self.checkpointed else self.a(x)
+        x = checkpoint(self.a, x, use_reentrant=False)
         with region("middle"):
             x = x.relu() * 2
         x.register_hook(self.look)
@@ -105,9 +104,9 @@ CLEAN = """
 class Training:
     """A model in training, and what it gives."""
 
-    def __init__(self, *, checkpointed: bool = True) -> None:
+    def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = Net(checkpointed=checkpointed)
+        self.model = Net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
 
     def iterate(self) -> Any:

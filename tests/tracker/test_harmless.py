@@ -718,6 +718,8 @@ def test_sources_read_the_same() -> None:
 
 def test_recursion_ends_where_it_did() -> None:
     """A nesting that just fits the recursion limit still does; one frame less is too deep."""
+    if sys.gettrace() is not None:  # `make test-oldest` runs it
+        pytest.skip("a tracer is on (coverage), which calls functions of its own from ours")
 
     def nested() -> nn.Module:
         model: nn.Module = nn.Linear(4, 4)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import pathlib
 import statistics
+import sys
 import threading
 import time
 import tracemalloc
@@ -273,6 +274,8 @@ def test_modules_made_on_the_fly(spans: Spans) -> None:
 
 def test_regions_in_threads_made_on_the_fly(spans: Spans) -> None:
     """Threads that come and go leave nothing behind."""
+    if sys.gettrace() is not None:  # `make test-oldest` runs it
+        pytest.skip("a tracer is on (coverage), which keeps something for every thread")
     model = Net()
     with ModTracker(model, tracer_provider=spans.provider):
 
