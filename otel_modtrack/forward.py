@@ -211,6 +211,8 @@ def leave(state: ThreadState, before: Region | None, outs: Any) -> Any:
             body = bodies.follow(state, call, before, outs)
             if body is not None:
                 return body
+        if state.raising is not None:  # the user's code has caught it: hold it no longer
+            state.raising = None
         # As in `close`, written out, for this runs once a call.
         call.end_ns = clock()
         state.numbers.append(_get_sequence_nr())

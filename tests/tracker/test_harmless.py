@@ -1312,13 +1312,23 @@ def test_exceptions_are_not_held() -> None:
             child(x)
         return x
 
-    with ModTracker(tracer_provider=Kept().provider) as tracker, tracker.step(1):
-        Call(swallow)(X).sum().backward()
-        gc.collect()
+    def escape(model: nn.Module) -> None:
         with contextlib.suppress(Oops):
-            child(X)
+            model(X)
+
+    with ModTracker(tracer_provider=Kept().provider) as tracker:
+        with tracker.step(1):
+            Call(swallow)(X).sum().backward()
+            escape(child)
+        for model in (Call(swallow), child, nn.Sequential(Call(swallow), child)):
+            escape(model)
+            gc.collect()
+            assert not any(ref() for ref in held)
+        with region("around"):
+            escape(child)
         gc.collect()
-        assert [ref() for ref in held] == [None, None]
+        assert not any(ref() for ref in held)
+    assert len(held) == 7
 
 
 def test_no_hooks_stay_on_graphs_that_live_on() -> None:
