@@ -28,10 +28,10 @@ from workloads import WORKLOADS, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["main"]
+__all__ = ["CLOCKS", "Loop", "Settings", "main", "say", "spread"]
 
 # The second leaves out what else the machine does, and waiting for the receiver.
-_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _BASELINES = 3  # visits of the untracked loop per round
 
 
@@ -43,7 +43,7 @@ class Settings:
         rounds: how often each variant is visited.
         visit_s: seconds that one visit of the untracked loop takes.
         warmup: steps before the clock starts, in each visit.
-        clock: a key of `_CLOCKS`.
+        clock: a key of `CLOCKS`.
     """
 
     rounds: int = 40
@@ -67,7 +67,7 @@ class Loop:
 
     def visit(self, variant: Variant, steps: int) -> float:
         """Seconds per step under a variant, what follows the last step included."""
-        clock, step = _CLOCKS[self.settings.clock], self.step
+        clock, step = CLOCKS[self.settings.clock], self.step
         with variant.use(self.workload.model) as drain:
             for _ in range(self.settings.warmup):
                 step()
@@ -170,7 +170,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--clock",
-        choices=list(_CLOCKS),
+        choices=list(CLOCKS),
         default="wall",
         help="cpu: the processor time of this process, where others use the machine as well",
     )

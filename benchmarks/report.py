@@ -22,7 +22,7 @@ MODES = (TRAIN, INFER)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A ratio of two overheads that is not to be exceeded (issue 3, *Cheap*)."""
+    """A ratio of two overheads that is not to be exceeded."""
 
     variant: str
     over: str

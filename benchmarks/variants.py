@@ -36,6 +36,8 @@ __all__ = [
     "UNSAMPLED",
     "UNTRACKED",
     "Variant",
+    "still_on",
+    "untracked",
     "variants",
 ]
 
@@ -70,7 +72,8 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def _untracked(_: nn.Module) -> Iterator[Callable[[], object]]:
+def untracked(_: nn.Module) -> Iterator[Callable[[], object]]:
+    """Nothing at all."""
     yield _nothing
 
 
@@ -197,12 +200,12 @@ def _recorded(telemetry: Telemetry) -> Any:
             sink: Any = CORE.sink
             CORE.sink = RecordSink(sink.tracer, sink.provider_key)
             yield _nothing
-            _still_on()
+            still_on()
 
     return use
 
 
-def _still_on() -> None:
+def still_on() -> None:
     """A fault of ours switches tracking off; what is timed then is not tracking.
 
     Raises:
@@ -217,7 +220,7 @@ def _tracked(provider: TracerProvider, after: Callable[[], object] = _nothing) -
     def use(model: nn.Module) -> Iterator[Callable[[], object]]:
         with ModTracker(model, tracer_provider=provider):
             yield after
-            _still_on()
+            still_on()
 
     return use
 
@@ -234,7 +237,7 @@ def _unsampled(telemetry: Telemetry) -> Any:
             ModTracker(model, tracer_provider=telemetry.dropping),
         ):
             yield _nothing
-            _still_on()
+            still_on()
 
     return use
 
@@ -274,7 +277,7 @@ def _off(telemetry: Telemetry) -> Any:
 def variants(telemetry: Telemetry) -> list[Variant]:
     """All of them, in the order of the table; the untracked loop is the first."""
     return [
-        Variant(UNTRACKED, _untracked),
+        Variant(UNTRACKED, untracked),
         Variant(EMPTY, _empty_hooks),
         Variant(MODTRACKER, _torch_mod_tracker),
         Variant("torch ModuleTracker", _torch_module_tracker),

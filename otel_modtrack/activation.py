@@ -5,41 +5,55 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
 from otel_modtrack.backward import EngineSwap
+from otel_modtrack.comm.telling import EACH, OFF
 from otel_modtrack.core import CORE
 from otel_modtrack.current import ContextReader
 from otel_modtrack.forward import ForwardSwap
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.optimizers import OptimizerHooks
 from otel_modtrack.regions import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_modtrack.comm.intercept import Interception
     from otel_modtrack.names import Names
     from otel_modtrack.spans import SpanSink
 
-__all__ = ["ACTIVATION", "Activation"]
+__all__ = ["ACTIVATION", "Activation", "Entry"]
 
 logger = logging.getLogger("otel_modtrack")
 
 
+class Entry:
+    """One tracker, entered once.
+
+    Attributes:
+        sink: where it wants its spans to go, or None.
+        collectives: `OFF`, `SUMMED` or `EACH`.
+    """
+
+    __slots__ = ("collectives", "sink")
+
+    def __init__(self, collectives: str) -> None:
+        self.sink: SpanSink | None = None
+        self.collectives = collectives
+
+
 class Activation:
-    """The trackers that are on, and the four things they share: two swaps, two sets of hooks."""
+    """The trackers that are on, and what they share: swaps, hooks, the sight of collectives."""
 
     def __init__(self) -> None:
-        self._trackers: list[tuple[object, SpanSink | None]] = []
+        self._trackers: list[Entry] = []
         self._undo: list[Callable[[], None]] = []
         self._swaps: dict[type, Any] = {}
         self._said: set[str] = set()
+        self._interception: Interception | None = None
 
-    @property
-    def call_code(self) -> object:
-        """The code that module calls run while tracking is on."""
-        return nn.Module._wrapped_call_impl.__code__  # noqa: SLF001
-
-    def add(self, entry: object, names: Names, sink: SpanSink | None) -> Names:
+    def add(self, entry: Entry, names: Names) -> Names:
         """A tracker was entered.
 
         Returns:
@@ -48,23 +62,26 @@ class Activation:
         with CORE.lock:
             if not self._trackers:
                 CORE.use(names)
-            self._trackers.append((entry, sink))
+            self._trackers.append(entry)
             self._choose()
             if not CORE.on:
                 self._on()
+            self._see_collectives()
             return CORE.names
 
-    def discard(self, entry: object) -> None:
+    def discard(self, entry: Entry) -> None:
         """A tracker was left; in any order. Again: does nothing."""
         with CORE.lock:
-            self._trackers = [one for one in self._trackers if one[0] is not entry]
+            self._trackers = [one for one in self._trackers if one is not entry]
             self._choose()
             if not self._trackers:
                 self.off()
+            elif CORE.on:
+                self._see_collectives()
 
     def _choose(self) -> None:
         """The spans go to the first tracker that has a provider."""
-        sinks = [sink for _, sink in self._trackers if sink is not None]
+        sinks = [one.sink for one in self._trackers if one.sink is not None]
         CORE.sink = sinks[0] if sinks else Sink()
         if len({sink.provider_key for sink in sinks}) > 1 and "providers" not in self._said:
             self._said.add("providers")
@@ -94,9 +111,36 @@ class Activation:
             self._undo.append(thing.remove)
             thing.install()
         except (TypeError, AttributeError, KeyError) as error:
-            if kind.__name__ not in self._said:
-                self._said.add(kind.__name__)
-                logger.warning("%s: %s", error, lost)
+            self._say(error, lost)
+
+    def _say(self, error: Exception, lost: str) -> None:
+        if lost not in self._said:
+            self._said.add(lost)
+            logger.warning("%s: %s", error, lost)
+
+    def _see_collectives(self) -> None:
+        """See them if any tracker wants to, as closely as one of them wants to."""
+        wanted = {one.collectives for one in self._trackers} - {OFF}
+        known = self._interception
+        if not wanted or not torch.distributed.is_available():
+            if known is not None:
+                known.remove()
+            return
+        try:
+            # Where torch has no distributed package, it cannot be imported.
+            from otel_modtrack.comm.intercept import Interception  # noqa: PLC0415
+
+            if known is None:
+                known = self._interception = Interception()
+            if known.remove not in self._undo:
+                self._undo.append(known.remove)
+            known.install(each=EACH in wanted)
+        except (TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+            if from_signal_handler(error):
+                raise
+            if known is not None:
+                known.remove()
+            self._say(error, "collectives are not counted")
 
     def off(self) -> None:
         """Take everything away: the originals are back and no hook is left."""

@@ -114,7 +114,8 @@ class Run:
         if var is not None:
             state.var, state.context = var, var.get()
         self.context = state.context
-        if CORE.sink.wants_backward:  # else it is planned when someone asks where it is
+        # Else it is planned when someone asks where it is.
+        if CORE.sink.wants_backward or CORE.groups_seen:
             self._handles = [node.register_prehook(self.first) for node in self._roots]
         state.note(base)
         state.running = base
@@ -186,14 +187,17 @@ class Run:
             self.make_plan()
             if self.unit is None:
                 return self.place
-            node = current_node()
-            if node is not None and current_graph_task_id() == self.task_id:
+            here = current_graph_task_id() == self.task_id
+            node = current_node() if here else None
+            if node is not None:
                 number = node._sequence_nr()  # noqa: SLF001
                 key = self.plan.key(node)
                 if number < ACCUMULATE and key not in self.plan.captured:
                     self.here = number
                     self.events.append((key, _clock()))
             self.fold()
+            if here and node is None:  # a callback for the end of the run: all nodes are done
+                self._move(None, _clock())
             return self._open[-1] if self._open else self.root or self.place
 
     # -- after: what ran ------------------------------------------------------------------------
@@ -281,6 +285,7 @@ class Run:
             self._base.span = None  # the log goes on holding the base
         self._roots = self._inputs = ()
         CORE.runs.pop(self.task_id, None)
+        CORE.explain()
         _HOOK.release(self)
         if self.unit is None:
             return

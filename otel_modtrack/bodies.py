@@ -157,7 +157,7 @@ class _Steps:
             call.end_ns = calls.clock()
             call.unit.held -= 1
             if call.unit.opener is not None and call.unit.opener.end_ns and not call.unit.held:
-                call.unit.sink.flush(call.unit)
+                CORE.flush(call.unit)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("a body's end", error)
 

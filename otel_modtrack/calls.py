@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch._C._autograd import _get_sequence_nr
 from torch.utils import checkpoint
 
+from otel_modtrack.core import CORE
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.outputs import hang
 from otel_modtrack.regions import Failure
@@ -98,7 +99,7 @@ def done(state: ThreadState, region: Region) -> None:
         if state.unit is unit:
             state.unit = None
         if not unit.held:
-            unit.sink.flush(unit)
+            CORE.flush(unit)
 
 
 def tidy(state: ThreadState) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_modtrack.backward import Run
+    from otel_modtrack.comm.ledger import Ledger
     from otel_modtrack.regions import Region, Unit
 
 __all__ = [
@@ -210,6 +211,9 @@ class Core:
         names, known: of the modules, and the subjects among them by ``id(module)``.
         runs: engine runs that are under way, by graph task id.
         stretches: all that still live, oldest first.
+        ledgers: of the trackers that count collectives.
+        unexplained: what finds out, once a backward is over, why collectives were launched in it.
+        groups_seen: whether there is any process group, so that collectives are to be expected.
     """
 
     def __init__(self) -> None:
@@ -219,6 +223,9 @@ class Core:
         self.states: weakref.WeakSet[ThreadState] = weakref.WeakSet()
         self.runs: dict[int, Run] = {}
         self.stretches: list[weakref.ref[Stretch]] = []
+        self.ledgers: tuple[Ledger, ...] = ()
+        self.groups_seen = False
+        self.unexplained: list[Callable[[], None]] = []
         self.lock = threading.RLock()
         self.switch_off: Callable[[], None] = lambda: None  # set by whoever switched it on
         self._prune_at = 64
@@ -247,6 +254,17 @@ class Core:
         for state in list(self.states):
             state.recent.clear()
             state.entries = 0
+
+    def flush(self, unit: Unit) -> None:
+        """A unit is over: the ledgers note what ran, and the sink gets it."""
+        for ledger in self.ledgers:
+            ledger.take_modules(unit.regions)
+        unit.sink.flush(unit)
+
+    def explain(self) -> None:
+        """A backward is over: what could not be asked meanwhile is found out."""
+        while self.unexplained:
+            self.unexplained.pop()()
 
     def fault(self, where: str, error: Exception) -> None:
         """A fault of ours: say so once, switch tracking off, and let the user's program go on.

@@ -55,6 +55,8 @@ _MISSES_ALLOWED = 16
 # the graph's own, and the one around it.
 _COMPILERS = ("torch/_functorch/", "torch/_dynamo/", "torch/_inductor/")
 _CALLS_SEEN = 2
+# What is put around each part of a graph that is split for DDP's buckets.
+_COMPILERS_OWN = "torch._dynamo.backends."
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _ORDINAL = re.compile(r"#\d+$")
@@ -106,7 +108,10 @@ def _is_compilers(module: nn.Module) -> bool:
     Dynamo leaves a note in the graph's ``meta`` (torch/_dynamo/output_graph.py). AOTAutograd leaves
     none, but its own frames are between the graph's call and the call around it.
     """
-    if type(module).__module__ != "torch.fx.graph_module":
+    home = type(module).__module__
+    if home.startswith(_COMPILERS_OWN):
+        return True
+    if home != "torch.fx.graph_module":
         return False
     meta = module.__dict__.get("meta")
     if isinstance(meta, dict) and any(str(key).startswith("dynamo_") for key in meta):
@@ -122,9 +127,14 @@ def _is_compilers(module: nn.Module) -> bool:
     return False
 
 
-def _is_compilers_autograd(module: nn.Module) -> bool:
-    """Whether this is the graph of a backward that compiled autograd made, within its wrapper."""
-    return type(module).__name__.startswith("CompiledAutograd")
+def _wraps_compilers(module: nn.Module) -> bool:
+    """Whether what a compiler's wrapper holds is its own: a graph split for DDP, or of a backward.
+
+    The latter is what compiled autograd makes.
+    """
+    return type(module).__name__.startswith("CompiledAutograd") or any(
+        type(child).__module__.startswith(_COMPILERS_OWN) for _, child in _children(module)
+    )
 
 
 class Names:
@@ -260,7 +270,7 @@ class Names:
             target=target,
             plain=plain and "forward" not in module.__dict__,
             compiled=wrapper == "OptimizedModule",
-            hidden=_is_compilers(module) or _is_compilers_autograd(innermost),
+            hidden=_is_compilers(module) or _wraps_compilers(innermost),
             ref=ref,
         )
         refs[key] = ref

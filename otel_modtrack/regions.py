@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_modtrack.comm.records import Collective
+
 __all__ = ["Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
+
+
+_APART_NS = 20_000  # how far apart two clocks may be read to count as read at once
+_ATTEMPTS = 5
 
 
 class Phase:
@@ -177,29 +183,42 @@ class Unit:
     """What is exported together: a step, or an outermost call, or an engine run.
 
     The wall clock is read once, here. All times of the unit are monotonic offsets from it, so
-    that no duration is negative and nesting holds when the clock is set meanwhile. The wall clock
-    is read before the monotonic one: computed times then lie between the user's own readings.
+    that no duration is negative and nesting holds when the clock is set meanwhile.
 
     Attributes:
         regions: in the order in which they opened.
         held: bodies (coroutines, generators) that will still add to it; exported at 0.
         bodies: the calls that returned one, which may outlive the call they were made in.
+        collectives: what was launched in it, in order.
         flushed: its spans are written.
         opener: the outermost region that opened it and exports it; None where a step does.
         scope: opaque, owned by the sink: parent and sampling of its outermost regions.
+        told: opaque, owned by the sink: what its spans say of collectives.
     """
 
-    __slots__ = ("base_ns", "bodies", "flushed", "held", "opener", "regions", "scope", "sink")
+    __slots__ = (
+        "base_ns",
+        "bodies",
+        "collectives",
+        "flushed",
+        "held",
+        "opener",
+        "regions",
+        "scope",
+        "sink",
+        "told",
+    )
 
     def __init__(self, sink: Sink, scope: object = None) -> None:
-        wall_ns = time.time_ns()
-        self.base_ns = wall_ns - time.perf_counter_ns()
+        self.base_ns = _clock_offset()
         self.sink = sink
         self.scope = scope
         self.opener: Region | None = None
         self.regions: list[Region] = []
         self.held = 0
         self.bodies: list[Region] = []
+        self.collectives: list[Collective] = []
+        self.told: Any = None
         self.flushed = False
 
     def wall_ns(self, perf_ns: int) -> int:
@@ -209,6 +228,21 @@ class Unit:
     def now_wall_ns(self) -> int:
         """Nanoseconds since the epoch, now, on the unit's clock."""
         return self.base_ns + time.perf_counter_ns()
+
+
+def _clock_offset() -> int:
+    """What is to be added to `time.perf_counter_ns` to get nanoseconds since the epoch.
+
+    The wall clock is read before the monotonic one: computed times then lie between the user's own
+    readings. Again, where the machine did something else in between: units would seem to overlap.
+    """
+    for _ in range(_ATTEMPTS):
+        begun_ns = time.perf_counter_ns()
+        wall_ns = time.time_ns()
+        perf_ns = time.perf_counter_ns()
+        if perf_ns - begun_ns < _APART_NS:
+            break
+    return wall_ns - perf_ns
 
 
 class Sink:
@@ -243,4 +277,5 @@ class Sink:
     def flush(self, unit: Unit) -> None:
         """Take a finished unit."""
         unit.regions.clear()
+        unit.collectives.clear()
         unit.flushed = True

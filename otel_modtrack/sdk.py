@@ -15,6 +15,7 @@ from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.trace import export, sampling
 
 from otel_modtrack import semconv
+from otel_modtrack.comm.telling import EACH
 from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
+    from otel_modtrack.comm.telling import Event, Told
+
 __all__ = ["SdkSink"]
 
 _INDICES_KEPT = 32  # call indices whose attributes are kept for the next step
+_KEPT = 2048  # attributes of collectives that are kept for the next step
 _NEEDED = ("sampler", "resource", "span_processor", "id_generator", "_span_limits")
 _UNSET = trace.Status(trace.StatusCode.UNSET)
 _INTERNAL = trace.SpanKind.INTERNAL
@@ -58,6 +62,8 @@ class SdkSink(SpanSink):
         )
         self._scope_info = getattr(tracer, "_instrumentation_scope", None)
         self._limits = tracer._span_limits  # noqa: SLF001 - probed in `fits`
+        self.most_events = self._limits.max_events
+        self._told: dict[object, BoundedAttributes] = {}
         self._processors: object = None
         self._passive = False
         self._by_trace = _decides_by_trace(tracer.sampler)
@@ -197,11 +203,15 @@ class SdkSink(SpanSink):
         if context is None:
             context = self._give_ids(region, above)
         name, attributes, _ = self._static(region.subject, region.phase, region.index)
-        status, events = _UNSET, ()
+        status: trace.Status = _UNSET
+        events: tuple[sdk_trace.Event, ...] = ()
+        if unit.told is not None and (told := unit.told.get(region)) is not None:
+            attributes = self._with_sums(region, told, attributes)
+            events = self._collectives(unit, told, spare=failure is not None)
         if failure is not None:
             attributes = self._bounded({**attributes, semconv.ERROR_TYPE: failure.type})
             status = trace.Status(trace.StatusCode.ERROR, failure.message)
-            events = (self._exception(region),)  # type: ignore[assignment]
+            events = (*events, self._exception(region))
         scope: Any = unit.scope
         if scope.extra is not None and region.parent is None:  # the sampler's, for the first
             attributes = self._bounded({**attributes, **scope.extra})
@@ -221,6 +231,43 @@ class SdkSink(SpanSink):
             unit.base_ns + region.end_ns,
             self._scope_info,
         )
+
+    def _collectives(self, unit: Unit, told: Told, *, spare: int) -> tuple[sdk_trace.Event, ...]:
+        most = self.most_events
+        if most is not None:
+            most -= spare
+        return tuple(
+            sdk_trace.Event(
+                semconv.COLLECTIVE_EVENT,
+                self._saying(event),
+                unit.wall_ns(event.at_ns),
+            )
+            for event in told.events(each=self.collectives == EACH, most=most)
+        )
+
+    def _with_sums(
+        self, region: Region, told: Told, attributes: BoundedAttributes
+    ) -> BoundedAttributes:
+        """The region's attributes and its sums; made once, for steps launch the same again."""
+        key = (region.subject, region.phase, region.index, told.count, told.size)
+        return self._kept(key, lambda: {**attributes, **told.attributes()}, event=False)
+
+    def _saying(self, event: Event) -> BoundedAttributes:
+        """The event's attributes; made once, unless it tells of one collective alone."""
+        if event.one is not None:
+            return self._bounded(event.attributes(), event=True)
+        return self._kept(event.summary, event.attributes, event=True)
+
+    def _kept(
+        self, key: object, make: Callable[[], dict[str, AttributeValue]], *, event: bool
+    ) -> BoundedAttributes:
+        kept = self._told
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= _KEPT:
+                kept.clear()
+            found = kept[key] = self._bounded(make(), event=event)
+        return found
 
     def _exception(self, region: Region) -> sdk_trace.Event:
         failure: Any = region.failure

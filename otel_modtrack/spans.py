@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context as context_api, trace
 
 from otel_modtrack import semconv
+from otel_modtrack.comm.telling import EACH, OFF, SUMMED, gather
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
@@ -30,6 +31,7 @@ __all__ = ["Scope", "SpanSink", "make_sink", "parent_in"]
 
 logger = logging.getLogger("otel_modtrack")
 
+_MOST_EVENTS = 128  # a span's, unless its provider says otherwise; the SDK's default
 _SUPPRESS = getattr(context_api, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
 
@@ -82,6 +84,8 @@ class SpanSink(Sink):
 
     Attributes:
         dropped: regions that could not be handed to the provider so far.
+        collectives: what is told of them, `OFF`, `SUMMED` or `EACH`.
+        most_events: that a span of this provider has room for; None for any number.
     """
 
     wants_backward = True
@@ -92,6 +96,8 @@ class SpanSink(Sink):
         self.provider_key = provider_key
         self.var = context_variable()
         self.dropped = 0
+        self.collectives = SUMMED
+        self.most_events: int | None = _MOST_EVENTS
         self._complained = False
         self._interrupted: Exception | None = None
 
@@ -256,6 +262,8 @@ class SpanSink(Sink):
     def flush(self, unit: Unit) -> None:
         """See `Sink.flush`. A fault of a processor of the user's is logged, once, and counted."""
         regions, unit.regions = unit.regions, []
+        if unit.collectives and self.collectives != OFF:
+            unit.told = gather(unit)
         number(regions)
         if not all(region.end_ns for region in regions):
             now_ns = time.perf_counter_ns()
@@ -266,6 +274,7 @@ class SpanSink(Sink):
                 region.parent = region.parent.parent
         self.write_all(regions)
         unit.flushed = True
+        unit.collectives.clear()
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is not None:
             raise interrupted
@@ -305,10 +314,33 @@ class SpanSink(Sink):
             span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
         if region.subject.compiled and region.subject.kind is Kind.MODULE:
             span.set_attribute(semconv.COMPILED, True)
+        if unit.told is not None and region in unit.told:
+            self.tell_collectives(span, unit, region, spare=region.failure is not None)
         if region.failure is not None:
             tell(span, region.failure, unit)
         span.end(unit.wall_ns(region.end_ns))
         region.span = span.get_span_context()
+
+    def tell_collectives(
+        self, span: trace.Span, unit: Unit, region: Region | None, *, spare: int
+    ) -> None:
+        """Say on a span, through the API, what was launched in `region` (None: in the step).
+
+        Args:
+            span: that stands for it; still open.
+            unit: whose collectives are told.
+            region: it.
+            spare: for how many more events there must be room.
+        """
+        told = unit.told.get(region)
+        if told is None or not told.count:
+            return
+        span.set_attributes(told.attributes())
+        most = self.most_events
+        if most is not None:
+            most -= len(getattr(span, "events", ())) + spare
+        for event in told.events(each=self.collectives == EACH, most=most):
+            span.add_event(semconv.COLLECTIVE_EVENT, event.attributes(), unit.wall_ns(event.at_ns))
 
 
 def make_sink(provider: trace.TracerProvider | None, version: str) -> SpanSink | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import operator
-import sys
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from opentelemetry import context as context_api, trace
 
-from otel_modtrack import calls, optimizers, semconv, userhooks
-from otel_modtrack.activation import ACTIVATION
+from otel_modtrack import calls, optimizers, semconv, userhooks, where
+from otel_modtrack.activation import ACTIVATION, Entry
+from otel_modtrack.collectives import Collectives
+from otel_modtrack.comm.ledger import Ledger
+from otel_modtrack.comm.telling import EACH, OFF, SUMMED
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Unit
@@ -31,6 +34,8 @@ __all__ = ["ModTracker", "Step"]
 
 logger = logging.getLogger("otel_modtrack")
 
+_NAMED = (Kind.MODULE, Kind.SCOPE)
+
 
 class ModTracker:
     """Makes every module's forward, backward and recomputation an OpenTelemetry span.
@@ -46,9 +51,13 @@ class ModTracker:
             by itself. Without it, the outermost module that is called is the root of the names.
         tracer_provider: where the spans go; the global provider if None. It is asked for when the
             tracker is entered.
+        collectives: ``"summed"``: one event per operation and process group on each span.
+            ``"each"``: one event per collective, with shapes, duration and reason. ``"off"``: they
+            are not looked at.
 
     Raises:
         TypeError: if `model` is not a module or `tracer_provider` not a tracer provider.
+        ValueError: if `collectives` is none of the three.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -67,6 +76,7 @@ class ModTracker:
         model: nn.Module | None = None,
         *,
         tracer_provider: trace.TracerProvider | None = None,
+        collectives: str = SUMMED,
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             msg = f"ModTracker(model): a torch.nn.Module is wanted, not {type(model).__name__}"
@@ -77,19 +87,31 @@ class ModTracker:
                 f" not {type(tracer_provider).__name__}"
             )
             raise TypeError(msg)
+        if collectives not in (SUMMED, EACH, OFF):
+            msg = (
+                "ModTracker(collectives=...): 'summed', 'each' or 'off' is wanted,"
+                f" not {collectives!r}"
+            )
+            raise ValueError(msg)
         self._model = weakref.ref(model) if model is not None else None
         self._provider = tracer_provider
         self._names = Names()
         self._hooks = userhooks.UserHooks()
-        self._entries: list[object] = []
+        self._entries: list[Entry] = []
+        self._mode = collectives
+        self._collectives = Collectives(Ledger())
 
     def __enter__(self) -> Self:
         """Switch tracking on."""
-        entry = object()
+        entry = Entry(self._mode)
         try:
+            if not self._entries:
+                self._count()
             self._entries.append(entry)
-            sink = make_sink(self._provider, __version__)
-            self._names = ACTIVATION.add(entry, self._names, sink)
+            entry.sink = make_sink(self._provider, __version__)
+            if entry.sink is not None:
+                entry.sink.collectives = self._mode
+            self._names = ACTIVATION.add(entry, self._names)
             model = self._model() if self._model is not None else None
             if model is not None:
                 self._names.name(model)
@@ -115,12 +137,26 @@ class ModTracker:
             self._leave(entry)
             raise
 
-    def _leave(self, entry: object) -> None:
+    def _leave(self, entry: Entry) -> None:
         """Take one entry back; again: does nothing."""
         ACTIVATION.discard(entry)
         self._entries[:] = [one for one in self._entries if one is not entry]
         if not self._entries:
             self._hooks.remove()
+            ledger = self._collectives.ledger
+            CORE.ledgers = tuple(one for one in CORE.ledgers if one is not ledger)
+
+    def _count(self) -> None:
+        """Count collectives from here on."""
+        ledger = Ledger()
+        self._collectives = Collectives(ledger)
+        if self._mode != OFF:
+            CORE.ledgers = (*CORE.ledgers, ledger)
+
+    @property
+    def collectives(self) -> Collectives:
+        """What was launched since the tracker was entered last: counts, bytes, a table."""
+        return self._collectives
 
     def step(self, number: int) -> Step:
         """A training step: everything in it is exported together, under a span ``train_step``.
@@ -160,16 +196,11 @@ class ModTracker:
             return found
         found |= userhooks.INSIDE.fqns
         state = THREADS.state
-        region = state.running
-        if region is None or region.subject.kind is Kind.ENGINE:
-            run = CORE.runs.get(torch._C._current_graph_task_id())  # noqa: SLF001
-            if run is None and region is not None:
-                run = region.span
-            region = run.locate() if run is not None else None
+        region = where.region(state)
         if region is not None:
-            found |= {one.subject.fqn for one in region.chain() if one.subject.fqn}
+            found |= {one.subject.fqn for one in region.chain() if one.subject.kind in _NAMED}
         elif state.skip:
-            found |= _fqns_on_stack()
+            found |= where.fqns_on_stack()
         return found
 
     @property
@@ -220,19 +251,6 @@ class ModTracker:
         self._hooks.remove()
 
 
-def _fqns_on_stack() -> set[str]:
-    """The modules whose calls are on the Python stack."""
-    code = ACTIVATION.call_code
-    found: set[str] = set()
-    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
-    while frame is not None:
-        if frame.f_code is code:
-            module: nn.Module = frame.f_locals["self"]
-            found.add(CORE.names.fqn(module) or CORE.names.name(module).fqn)
-        frame = frame.f_back
-    return found
-
-
 class Step:
     """One training step, as a context manager; see `ModTracker.step`."""
 
@@ -263,7 +281,10 @@ class Step:
             self._enter_state(None)
             return
         self._span = sink.start(
-            semconv.TRAIN_STEP_SPAN, context, begun_ns, {semconv.STEP_NUMBER: self._number}
+            semconv.TRAIN_STEP_SPAN,
+            context,
+            begun_ns,
+            {semconv.STEP_NUMBER: self._number, **_ranks()},
         )
         context = trace.set_span_in_context(self._span, context)
         self._token = context_api.attach(context)
@@ -306,10 +327,24 @@ class Step:
             return
         sink: SpanSink = unit.sink  # type: ignore[assignment]
         dropped = sink.dropped
-        sink.flush(unit)
+        CORE.flush(unit)
         dropped = sink.dropped - dropped
         if dropped:
             span.set_attribute(semconv.SPANS_DROPPED, dropped)
+        if unit.told is not None:
+            sink.tell_collectives(span, unit, None, spare=failure is not None)
         if failure is not None:
             tell(span, failure, unit)
         sink.end(span, unit.now_wall_ns())
+
+
+def _ranks() -> dict[str, int]:
+    """Which of all processes this is, where torch.distributed is initialised."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    found = {semconv.RANK: dist.get_rank(), semconv.WORLD_SIZE: dist.get_world_size()}
+    local = os.environ.get("LOCAL_RANK", "")
+    if local.isdecimal():
+        found[semconv.LOCAL_RANK] = int(local)
+    return found

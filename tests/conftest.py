@@ -27,6 +27,11 @@ torch.set_num_threads(1)
 def patched_state() -> dict[str, object]:
     """Everything of torch's and OpenTelemetry's that a tracker touches while it is on."""
     module = nn.modules.module
+    c10d = None
+    if torch.distributed.is_available():
+        from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - not always there
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("BackendSelect")
+    spaces = ("c10d::", "_c10d_functional", "_dtensor::")
     return {
         "call code": nn.Module._wrapped_call_impl.__code__,
         "call": nn.Module.__call__,
@@ -43,6 +48,8 @@ def patched_state() -> dict[str, object]:
         "threaded backward": torch._C._is_multithreading_enabled(),
         "collector": gc.isenabled(),
         "threads": threading.active_count(),
+        "group registration": getattr(c10d, "_register_process_group", None),
+        "kernels": sorted(name for name in registered if name.startswith(spaces)),
     }
 
 

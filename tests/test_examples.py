@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,34 @@ def run(name: str) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
+
+
+def run_on_two(name: str) -> tuple[list[list[str]], list[str]]:
+    """What an example shows under torchrun: both ranks' trees, and the table.
+
+    A line of a tree is what follows the percentage, two spaces a level; of the table, its cells.
+    """
+    done = subprocess.run(  # noqa: S603
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node=2", str(EXAMPLES / name)),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    text = done.stdout[done.stdout.index("Step ") :]  # older gloo says who is connected
+    shown, _, table = text.partition("All steps of rank 0:\n\n")
+    trees = []
+    for rank, part in enumerate(shown.split("Step 2, ")[1:]):
+        headline, _, _, *lines = part.rstrip().splitlines()
+        assert headline.startswith(f"rank {rank} of 2: ")
+        trees.append([re.sub("[│├└]..|   ", "  ", line.split("%  ", 1)[1]) for line in lines])
+    return trees, [" ".join(line.split()) for line in table.splitlines() if line]
 
 
 def test_train() -> None:
@@ -51,6 +81,75 @@ def test_service() -> None:
     assert [name for _, name in lines] == [*wanted, "POST /classify"] * 2
     assert len({trace for trace, _ in lines[:4]}) == 1
     assert len({trace for trace, _ in lines}) == 2
+
+
+def test_ddp() -> None:
+    """The gradients' buckets are reduced on the module that fills them; the buffers by the whole.
+
+    Of the 83,201 parameters, 66,049 are in the first bucket that is full.
+    """
+    trees, table = run_on_two("ddp.py")
+    wanted = [
+        "train_step 2",
+        "  forward Sequential  broadcast x2 2.0 KiB",
+        *(f"    forward Sequential.{number}" for number in range(4)),
+        "  backward",
+        "    backward Sequential",
+        "      backward Sequential.3",
+        "      backward Sequential.2  all_reduce 258.0 KiB",
+        "      backward Sequential.1",
+        "      backward Sequential.0  all_reduce 67.0 KiB",
+        "  optimizer_step AdamW",
+    ]
+    assert trees == [wanted, wanted]
+    # The first step reduces all in one bucket; before the second, the ranks agree on new ones.
+    assert table == [
+        "Collectives on rank 0 of 2: 13, 981.1 KiB",
+        "module phase operation count bytes",
+        "Global forward broadcast 8 6.1 KiB",
+        "backward all_reduce 5 975.0 KiB",
+        "Sequential forward broadcast 8 6.1 KiB",
+        "backward all_reduce 5 975.0 KiB",
+        "Sequential.0 backward all_reduce 3 459.0 KiB",
+        "Sequential.2 backward all_reduce 2 516.0 KiB",
+    ]
+
+
+def test_fsdp() -> None:
+    """Each block gathers its own 33,088 parameters; the gradients of the last two come at the end.
+
+    The head's 65 are padded to 130. A block is gathered for its backward while the one after it
+    still runs.
+    """
+    trees, table = run_on_two("fsdp.py")
+    block = "129.2 KiB"
+    wanted = [
+        "train_step 2",
+        "  forward Sequential  all_gather 520 B",
+        f"    forward Sequential.0  all_gather {block}",
+        *(f"      forward Sequential.0.{number}" for number in range(3)),
+        f"    forward Sequential.1  all_gather {block}",
+        *(f"      forward Sequential.1.{number}" for number in range(3)),
+        "    forward Sequential.2",
+        "  backward  reduce_scatter x2 129.8 KiB",
+        "    backward Sequential",
+        f"      backward Sequential.2  all_gather {block}",
+        f"      backward Sequential.1  reduce_scatter {block}",
+        f"        backward Sequential.1.2  all_gather {block}",
+        "        backward Sequential.1.1",
+        "        backward Sequential.1.0",
+        "      backward Sequential.0",
+        *(f"        backward Sequential.0.{number}" for number in (2, 1, 0)),
+        "  optimizer_step AdamW",
+    ]
+    assert trees == [wanted, wanted]
+    assert table[:5] == [
+        "Collectives on rank 0 of 2: 24, 2.3 MiB",
+        "module phase operation count bytes",
+        "Global forward all_gather 9 777.0 KiB",
+        "backward all_gather 6 775.5 KiB",
+        "backward reduce_scatter 9 777.0 KiB",
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

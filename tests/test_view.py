@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from opentelemetry.trace import Status, StatusCode
 
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.command import view_file
-from otel_modtrack.view.model import Node, Span, build_trees, find_steps
-from otel_modtrack.view.reader import read_trace_file
-from otel_modtrack.view.terminal import render_slowest, render_tree
+from otel_modtrack.view.command import view_file, view_spans
+from otel_modtrack.view.model import (
+    Collectives,
+    Event,
+    Node,
+    Span,
+    build_trees,
+    find_steps,
+    sum_collectives,
+)
+from otel_modtrack.view.reader import from_sdk, read_trace_file
+from otel_modtrack.view.terminal import render_size, render_slowest, render_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 MS = 1_000_000
 BASE_NS = 1_700_000_000_000_000_000
@@ -56,6 +69,40 @@ def make_step() -> list[Span]:
     ]
 
 
+def launched(operation: str, count: int, size: int, group: str = "") -> Event:
+    """Make the event of a span that launched collectives."""
+    attributes: dict[str, Any] = {
+        "modtrack.collective.operation": operation,
+        "modtrack.collective.count": count,
+        "modtrack.collective.size": size,
+    }
+    if group:
+        attributes["modtrack.collective.group.description"] = group
+    return Event("modtrack.collective", attributes)
+
+
+def make_parallel_step() -> list[Span]:
+    """Make the same step on rank 1 of 2, with collectives in one layer and in the backward."""
+    events: dict[str, tuple[Event, ...]] = {
+        "d": (
+            launched("all_gather", 1, 2048, "default_pg"),
+            Event("exception", {"exception.type": "ValueError"}),
+            launched("all_reduce", 2, 64, "mesh_tp"),
+            launched("all_gather", 3, 1024),
+        ),
+        "f": (launched("reduce_scatter", 1, 1_500_000, "undefined"), launched("barrier", 1, 0)),
+    }
+    ranks = {"modtrack.rank": 1, "modtrack.world_size": 2}
+    return [
+        replace(
+            span,
+            events=events.get(span.span_id, ()),
+            attributes={**span.attributes, **(ranks if span.span_id == "a" else {})},
+        )
+        for span in make_step()
+    ]
+
+
 def as_json(span: Span, *, int_as_string: bool = True) -> dict[str, Any]:
     """Encode a span as the OTLP JSON encoding wants it."""
     number = str if int_as_string else int
@@ -75,6 +122,14 @@ def as_json(span: Span, *, int_as_string: bool = True) -> dict[str, Any]:
         "startTimeUnixNano": number(span.start_ns),
         "endTimeUnixNano": number(span.end_ns),
         "attributes": [{"key": k, "value": value(v)} for k, v in span.attributes.items()],
+        "events": [
+            {
+                "timeUnixNano": number(span.start_ns),
+                "name": event.name,
+                "attributes": [{"key": k, "value": value(v)} for k, v in event.attributes.items()],
+            }
+            for event in span.events
+        ],
         "status": {"code": 2} if span.failed else {},
     }
 
@@ -256,6 +311,73 @@ def test_span_without_duration_has_no_share() -> None:
     assert "  0.0%" in render_tree(build_trees([make_span("a", "", "instant", 1, 1)]))
 
 
+# Collectives
+
+
+def test_collectives_are_summed_by_operation_and_group() -> None:
+    """Only what says what it launched counts; groups that nobody named are one."""
+    odd = [
+        Event("modtrack.collective", {"modtrack.collective.operation": "gather"}),
+        replace(launched("gather", 1, 1), name="other"),
+        launched("gather", 1, "many"),  # type: ignore[arg-type]
+    ]
+    spans = [replace(span, events=(*span.events, *odd)) for span in make_parallel_step()]
+    assert sum_collectives(spans) == [
+        Collectives("all_gather", "", 4, 3072),
+        Collectives("all_reduce", "mesh_tp", 2, 64),
+        Collectives("reduce_scatter", "", 1, 1_500_000),
+        Collectives("barrier", "", 1, 0),
+    ]
+    assert sum_collectives(make_step()) == []
+
+
+def test_tree_shows_what_a_span_launched() -> None:
+    """Collectives stand behind their span: operation, number, size and a group that has a name."""
+    launches = "  all_gather x4 3.0 KiB, all_reduce x2 64 B (mesh_tp)"
+    assert render_tree(build_trees(make_parallel_step())).splitlines()[1:] == [
+        "   10.000      2.000  100.0%  train_step 7",
+        "    4.000      1.000   40.0%  ├─ forward Net",
+        "    1.000      1.000   10.0%  │  ├─ forward Net.l.0",
+        "    2.000      2.000   20.0%  │  └─ forward Net.l.1" + launches,
+        "    4.000      1.000   40.0%  └─ backward",
+        "    3.000      3.000   30.0%     └─ backward Net  reduce_scatter 1.4 MiB, barrier",
+    ]
+
+
+def test_depth_keeps_the_collectives_of_what_it_hides() -> None:
+    """A line that stands for spans below it has their collectives."""
+    launches = "  all_gather x4 3.0 KiB, all_reduce x2 64 B (mesh_tp)"
+    assert render_tree(build_trees(make_parallel_step()), depth=2).splitlines()[1:] == [
+        "   10.000      2.000  100.0%  train_step 7",
+        "    4.000      1.000   40.0%  ├─ forward Net (+2 below)" + launches,
+        "    4.000      1.000   40.0%  └─ backward (+1 below)  reduce_scatter 1.4 MiB, barrier",
+    ]
+
+
+def test_names_of_collectives_cannot_command_the_terminal() -> None:
+    """Nor can names that stand in events."""
+    events = (launched("all\033[2J", 1, 1, "group\r"),)
+    (root,) = build_trees([replace(make_span("a", "", "s", 0, 1), events=events)])
+    assert render_tree([root]).endswith("  s  all?[2J 1 B (group?)")
+    assert "\033[36mall?[2J" in render_tree([root], colour=True)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),
+        (5 * 1024**3 // 2, "2.5 GiB"),
+        (3000 * 1024**4, "3,000.0 TiB"),
+    ],
+)
+def test_size_text(size_bytes: int, text: str) -> None:
+    """Sizes have three digits or so and a binary unit."""
+    assert render_size(size_bytes) == text
+
+
 # Files
 
 
@@ -263,9 +385,10 @@ def test_span_without_duration_has_no_share() -> None:
 def test_file_is_read_back(tmp_path: Path, int_as_string: bool) -> None:
     """64-bit integers may be strings, as the specification wants, or numbers, as some write."""
     path = tmp_path / "trace.jsonl"
-    path.write_text(as_line(*(as_json(s, int_as_string=int_as_string) for s in make_step())))
+    spans = make_parallel_step()
+    path.write_text(as_line(*(as_json(s, int_as_string=int_as_string) for s in spans)))
     found = read_trace_file(path)
-    assert found.spans == make_step()
+    assert found.spans == spans
     assert found.bad_lines == []
 
 
@@ -453,3 +576,47 @@ def test_skipped_lines_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_text("torn\n" * 7 + as_line(*map(as_json, make_step())))
     view_file(path)
     assert "lines 1, 2, 3, 4, 5 and 2 more" in capsys.readouterr().err
+
+
+def test_headline_tells_the_rank_and_the_collectives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of a distributed program says whose it is, and how much it launched."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(as_line(*map(as_json, make_parallel_step())))
+    view_file(path)
+    assert capsys.readouterr().out.startswith(
+        "Step 7 of svc, rank 1 of 2: 6 spans, 10.0 ms, 8 collectives of 1.4 MiB\n"
+    )
+    one = replace(make_span("a", "", "train_step", 0, 1, step=0), events=(launched("send", 1, 8),))
+    path.write_text(as_line(as_json(one)))
+    view_file(path)
+    assert capsys.readouterr().out.startswith(
+        "Step 0 of svc: 1 span, 1.0 ms, 1 collective of 8 B\n"
+    )
+
+
+def test_spans_of_the_sdk_are_shown_as_those_of_a_file(
+    exporter: InMemorySpanExporter, provider: TracerProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an in-memory exporter holds needs no file."""
+    tracer = provider.get_tracer("test")
+    step = {"modtrack.step.number": 3, "modtrack.rank": 0, "modtrack.world_size": 4}
+    with tracer.start_as_current_span("train_step", attributes=step):
+        event = launched("all_reduce", 2, 64)
+        with tracer.start_as_current_span("forward Net") as span:
+            span.add_event(event.name, dict(event.attributes))
+            span.set_status(Status(StatusCode.ERROR))
+    finished = exporter.get_finished_spans()
+    child, root = map(from_sdk, finished)
+    assert (child.parent_id, root.parent_id) == (root.span_id, "")
+    assert (child.failed, root.failed) == (True, False)
+    assert (child.end_ns, child.events) == (finished[0].end_time, (event,))
+    view_spans(finished, depth=1, top=0)
+    headline, _, _, line = capsys.readouterr().out.splitlines()
+    assert headline.startswith("Step 3, rank 0 of 4: 2 spans, ")
+    assert line.endswith("train_step 3 (+1 below)  all_reduce x2 64 B")
+    with pytest.raises(UsageError, match="the program has no step 9; its only step is 3"):
+        view_spans(finished, step=9)
+    with pytest.raises(UsageError, match="there are no spans"):
+        view_spans([])

@@ -1,4 +1,5 @@
-"""Reads trace files and shows them. Needs neither torch nor OpenTelemetry.
+"""Reads traces and shows them. Needs neither torch nor OpenTelemetry.
 
-``reader`` turns a file into spans, ``model`` spans into trees, ``terminal`` trees into text.
+``reader`` turns a file, or what the SDK holds, into spans, ``model`` spans into trees, ``terminal``
+trees into text.
 """

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["Node", "Span", "build_trees", "find_steps"]
+__all__ = ["Collectives", "Event", "Node", "Span", "build_trees", "find_steps", "sum_collectives"]
+
+# What torch calls the groups that nobody named.
+_UNNAMED_GROUPS: Final = frozenset({"default_pg", "undefined", ""})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at one moment of a span."""
+
+    name: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Launches of one operation in one process group.
+
+    Attributes:
+        operation: ``all_reduce``.
+        group: What the program calls the group, or "" where it has no name for it.
+        count: How many launches.
+        size_bytes: Payload of this rank.
+    """
+
+    operation: str
+    group: str
+    count: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +56,7 @@ class Span:
         attributes: Values by name.
         failed: True where the status is ERROR.
         service: ``service.name`` of the resource, or "".
+        events: In the order of the file.
     """
 
     trace_id: str
@@ -39,6 +68,7 @@ class Span:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
     service: str = ""
+    events: Sequence[Event] = ()
 
     @property
     def duration_ns(self) -> int:
@@ -50,6 +80,15 @@ class Span:
         """Number of the training step, on the span of a step."""
         number = self.attributes.get(semconv.STEP_NUMBER)
         return number if isinstance(number, int) else None
+
+    @property
+    def rank(self) -> tuple[int, int] | None:
+        """(rank, world size) of the process, on the span of a step of a distributed program."""
+        rank = self.attributes.get(semconv.RANK)
+        world_size = self.attributes.get(semconv.WORLD_SIZE)
+        if not (isinstance(rank, int) and isinstance(world_size, int)):
+            return None
+        return rank, world_size
 
     @property
     def label(self) -> str:
@@ -94,6 +133,32 @@ class Node:
             depth, node = waiting.pop()
             yield depth, node
             waiting.extend((depth + 1, child) for child in reversed(node.children))
+
+
+def sum_collectives(spans: Iterable[Span]) -> list[Collectives]:
+    """Sum what the spans launched directly, by operation and group, in order of appearance."""
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for span in spans:
+        for event in span.events:
+            found = _collectives(event)
+            if found is not None:
+                key = found.operation, found.group
+                count, size_bytes = sums.get(key, (0, 0))
+                sums[key] = count + found.count, size_bytes + found.size_bytes
+    return [Collectives(*key, *value) for key, value in sums.items()]
+
+
+def _collectives(event: Event) -> Collectives | None:
+    """Return what an event tells about collectives; None for another event, or a malformed one."""
+    if event.name != semconv.COLLECTIVE_EVENT:
+        return None
+    operation = event.attributes.get(semconv.COLLECTIVE_OPERATION)
+    count = event.attributes.get(semconv.COLLECTIVE_COUNT)
+    size_bytes = event.attributes.get(semconv.COLLECTIVE_SIZE)
+    if not (isinstance(operation, str) and isinstance(count, int) and isinstance(size_bytes, int)):
+        return None
+    group = str(event.attributes.get(semconv.COLLECTIVE_GROUP_DESCRIPTION, ""))
+    return Collectives(operation, "" if group in _UNNAMED_GROUPS else group, count, size_bytes)
 
 
 def build_trees(spans: Iterable[Span]) -> list[Node]:

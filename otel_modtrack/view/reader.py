@@ -1,4 +1,4 @@
-"""Trace file -> spans.
+"""Trace file, or the SDK's spans -> spans.
 
 The format is OTLP JSON lines: each line is one export request, ``{"resourceSpans": [...]}``. The
 OTLP JSON file exporter and the Collector's file exporter write it. A program that was killed leaves
@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.model import Span
+from otel_modtrack.view.model import Event, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["TraceFile", "read_trace_file"]
+
+__all__ = ["TraceFile", "from_sdk", "read_trace_file"]
 
 _STATUS_ERROR: Final = (2, "STATUS_CODE_ERROR")
 _OTHER_SIGNALS: Final = frozenset({"resourceMetrics", "resourceLogs"})
@@ -114,6 +116,29 @@ def _span(span: dict[str, Any], service: str) -> Span:
         attributes=_attributes(span.get("attributes", ())),
         failed=span.get("status", {}).get("code") in _STATUS_ERROR,
         service=service,
+        events=tuple(
+            Event(str(event.get("name", "")), _attributes(event.get("attributes", ())))
+            for event in span.get("events", ())
+        ),
+    )
+
+
+def from_sdk(span: ReadableSpan) -> Span:
+    """Turn a finished span of the SDK's into ours, as if it had been written and read back."""
+    context = span.get_span_context()
+    assert context is not None  # noqa: S101 - a finished span has one
+    start_ns = span.start_time or 0
+    return Span(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id=f"{span.parent.span_id:016x}" if span.parent is not None else "",
+        name=span.name,
+        start_ns=start_ns,
+        end_ns=max(start_ns, span.end_time or 0),
+        attributes=dict(span.attributes or {}),
+        failed=not span.status.is_unset and not span.status.is_ok,
+        service=str(span.resource.attributes.get("service.name", "")),
+        events=tuple(Event(event.name, dict(event.attributes or {})) for event in span.events),
     )
 
 

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack import semconv
+from otel_modtrack.view.model import sum_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_modtrack.view.model import Node, Span
+    from otel_modtrack.view.model import Collectives, Node, Span
 
 
-__all__ = ["render_slowest", "render_tree"]
+__all__ = ["render_size", "render_slowest", "render_tree"]
 
 _BOLD: Final = "1"
 _DIM: Final = "2"
 _RED: Final = "31"
+_CYAN: Final = "36"
+_KIB: Final = 1024
 _PHASE_COLOURS: Final = {"forward": "32", "backward": "34", "recompute": "35"}
 _TREE_HEADER: Final = " total ms    self ms   share  span"
 _TABLE_HEADER: Final = "  self ms   share   total ms  calls  span"
@@ -35,10 +38,12 @@ class _Row:
 def render_tree(roots: Sequence[Node], *, depth: int | None = None, colour: bool = False) -> str:
     """Draw spans under their parents: one line each, with duration, own time and share.
 
+    A line ends with the collectives that its span launched directly.
+
     Args:
         roots: Drawn one after the other. Shares are of the time of all of them together.
         depth: How many levels are drawn; all of them if None. A line says how many spans below it
-            are left out.
+            are left out, and has their collectives too.
         colour: Whether to use a terminal's colours.
     """
     whole_ns = _whole_ns(roots)
@@ -50,11 +55,14 @@ def render_tree(roots: Sequence[Node], *, depth: int | None = None, colour: bool
             # Three columns a level.
             is_cut = depth is not None and len(indent) // 3 >= depth - 1 and bool(node.children)
             hidden = sum(1 for _ in node.walk()) - 1 if is_cut else 0
+            told = (below.span for _, below in node.walk()) if is_cut else (node.span,)
+            collectives = ", ".join(_collectives(one) for one in sum_collectives(told))
             lines.append(
                 f"{_ms(node.span.duration_ns):>9}  {_ms(node.self_ns):>9}  "
                 f"{_percent(node.span.duration_ns, whole_ns)}  "
                 f"{_paint(branch, _DIM, colour=colour)}{_label(node.span, colour=colour)}"
                 + (f" (+{hidden} below)" if hidden else "")
+                + (f"  {_paint(collectives, _CYAN, colour=colour)}" if collectives else "")
             )
             if hidden:
                 continue
@@ -122,6 +130,29 @@ def _label(span: Span, *, colour: bool) -> str:
     if phase in _PHASE_COLOURS:
         return f"{_paint(phase, _PHASE_COLOURS[phase], colour=colour)} {rest}".rstrip()
     return _paint(label, _BOLD, colour=colour)
+
+
+def _collectives(one: Collectives) -> str:
+    """Tell what was launched: ``all_reduce x2 1.2 MiB (tp)``."""
+    parts = [
+        one.operation,
+        f"x{one.count}" if one.count != 1 else "",
+        render_size(one.size_bytes) if one.size_bytes else "",
+        f"({one.group})" if one.group else "",
+    ]
+    return _printable(" ".join(filter(None, parts)))
+
+
+def render_size(size_bytes: int) -> str:
+    """Write a size for people: ``64 B``, ``1.2 MiB``."""
+    if size_bytes < _KIB:
+        return f"{size_bytes} B"
+    size: float = size_bytes
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= _KIB
+        if size < _KIB - 0.05:  # or it would be written 1024.0
+            return f"{size:.1f} {unit}"
+    return f"{size / _KIB:,.1f} TiB"
 
 
 def _printable(text: str) -> str:

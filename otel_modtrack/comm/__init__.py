@@ -1,0 +1,1 @@
+"""Collectives: seen as they are launched, counted on the module that launched them."""
