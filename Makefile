@@ -15,7 +15,7 @@ DEMO ?=
 PYTEST ?=
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
-OLDEST_TESTS ?= tests/tracker
+OLDEST_TESTS ?= tests/tracker tests/distributed
 
 VENV := .venv
 OLDEST_VENV := .venv-oldest

@@ -63,15 +63,15 @@ class Collectives:
 
     def by_operation(self) -> dict[str, Tally]:
         """Count and bytes by operation: ``all_reduce``, ``all_gather``, ``send``."""
-        return self.ledger.sums(lambda key: key[2].operation)
+        return self.ledger.sums(lambda key: key[2][0].operation)
 
     def by_operator(self) -> dict[str, Tally]:
         """By torch's operator: ``c10d.allreduce_``, ``c10d_functional.all_reduce``."""
-        return self.ledger.sums(lambda key: key[2].name)
+        return self.ledger.sums(lambda key: key[2][0].name)
 
     def by_group(self) -> dict[str, Tally]:
         """By the process group's name."""
-        return self.ledger.sums(lambda key: key[3])
+        return self.ledger.sums(lambda key: key[2][1])
 
     def by_phase(self) -> dict[str, Tally]:
         """By phase: ``forward``, ``backward``, ``recompute``, ``optimizer``.

@@ -15,7 +15,7 @@ from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.trace import export, sampling
 
 from otel_modtrack import semconv
-from otel_modtrack.comm.telling import EACH
+from otel_modtrack.comm.telling import EACH, summary_of
 from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
-    from otel_modtrack.comm.telling import Event, Told
+    from otel_modtrack.comm.telling import Told
 
 __all__ = ["SdkSink"]
 
@@ -233,16 +233,28 @@ class SdkSink(SpanSink):
         )
 
     def _collectives(self, unit: Unit, told: Told, *, spare: int) -> tuple[sdk_trace.Event, ...]:
-        most = self.most_events
+        if not told.launched:
+            return ()
+        each, most, name = self.collectives == EACH, self.most_events, semconv.COLLECTIVE_EVENT
         if most is not None:
             most -= spare
+        alike = told.alike
+        if alike is not None and not each and (most is None or most > 0):
+            # The usual case: the same each step, so that all but the time is there already.
+            count = len(told.launched)
+            attributes = self._told.get((alike, count))
+            if attributes is None:
+                attributes = self._keep((alike, count), summary_of(alike, count).attributes(), True)
+            return (sdk_trace.Event(name, attributes, unit.base_ns + told.launched[0].at_ns),)
         return tuple(
-            sdk_trace.Event(
-                semconv.COLLECTIVE_EVENT,
-                self._saying(event),
-                unit.wall_ns(event.at_ns),
-            )
-            for event in told.events(each=self.collectives == EACH, most=most)
+            [
+                sdk_trace.Event(
+                    name,
+                    self._bounded(event.attributes(), event=True),
+                    unit.base_ns + event.at_ns,
+                )
+                for event in told.events(each=each, most=most)
+            ]
         )
 
     def _with_sums(
@@ -250,23 +262,18 @@ class SdkSink(SpanSink):
     ) -> BoundedAttributes:
         """The region's attributes and its sums; made once, for steps launch the same again."""
         key = (region.subject, region.phase, region.index, told.count, told.size)
-        return self._kept(key, lambda: {**attributes, **told.attributes()}, event=False)
+        found = self._told.get(key)
+        if found is None:
+            found = self._keep(key, {**attributes, **told.attributes()}, False)
+        return found
 
-    def _saying(self, event: Event) -> BoundedAttributes:
-        """The event's attributes; made once, unless it tells of one collective alone."""
-        if event.one is not None:
-            return self._bounded(event.attributes(), event=True)
-        return self._kept(event.summary, event.attributes, event=True)
-
-    def _kept(
-        self, key: object, make: Callable[[], dict[str, AttributeValue]], *, event: bool
+    def _keep(
+        self, key: object, attributes: Mapping[str, AttributeValue], event: bool
     ) -> BoundedAttributes:
         kept = self._told
-        found = kept.get(key)
-        if found is None:
-            if len(kept) >= _KEPT:
-                kept.clear()
-            found = kept[key] = self._bounded(make(), event=event)
+        if len(kept) >= _KEPT:
+            kept.clear()
+        found = kept[key] = self._bounded(attributes, event=event)
         return found
 
     def _exception(self, region: Region) -> sdk_trace.Event:

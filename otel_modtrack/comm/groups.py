@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["GroupWatch", "Groups", "existing_groups"]
 
 _NO_DESCRIPTION = "undefined"
-_NAMELESS = "custom"
+_NAMELESS = ("", "custom")
 # Where torch's own code looks up what every new group is registered by.
 _REGISTER = "_register_process_group"
 
@@ -69,16 +69,16 @@ def _describe(group: Any) -> Group:
 
 
 def _backend(group: Any, device: str) -> str:
-    try:
+    name = ""
+    with contextlib.suppress(Exception):  # a backend that has no name, or a class of the user's
         devices = group._device_types  # noqa: SLF001
         if not device and devices:
             device = devices[0].type
-        name = str(group._get_backend(torch.device(device)).name()).lower()  # noqa: SLF001
-        if name == _NAMELESS:  # the name that it was asked for by
-            name = str(c10d._world.pg_map[group][0]).lower()  # noqa: SLF001
-        return name  # noqa: TRY300
-    except Exception:  # noqa: BLE001 - a group without backends, or a class of the user's
-        return str(getattr(group, "name", str)()).lower()
+        name = str(group._get_backend(torch.device(device)).name())  # noqa: SLF001
+    if name in _NAMELESS:  # then the name that it was asked for by
+        with contextlib.suppress(Exception):
+            name = str(c10d._world.pg_map[group][0])  # noqa: SLF001
+    return name.lower()
 
 
 def existing_groups() -> list[Any]:

@@ -19,7 +19,6 @@ from otel_modtrack.core import CORE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_modtrack.comm.records import Collective
 
 __all__ = ["Interception"]
 
@@ -138,10 +137,10 @@ class _Probe(Recorder):
         super().__init__()
         self.count = 0
 
-    def seen(self, *args: Any) -> Collective:
+    def seen(self, *args: Any) -> None:
+        """Count it."""
         del args
         self.count += 1
-        return None  # type: ignore[return-value]
 
 
 def _lone_group() -> Any:

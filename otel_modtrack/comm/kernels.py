@@ -102,7 +102,6 @@ class KernelWay(_Kernels):
             redispatch = op.redispatch
 
             def kernel(keys: Any, *args: Any) -> Any:
-                record = None
                 try:
                     inputs = _flat(args, ins)
                     if not _is_fake(inputs):
@@ -110,13 +109,11 @@ class KernelWay(_Kernels):
                             args[async_at] if async_at < len(args) else True
                         )
                         group = recorder.groups.of(ProcessGroup.unbox(args[group_at]))
-                        record = recorder.seen(
-                            operator, group, inputs, _flat(args, outs), asynchronous
-                        )
+                        recorder.seen(operator, group, inputs, _flat(args, outs), asynchronous)
                 except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
                     CORE.fault("a collective's kernel", error)
                 found = redispatch(keys & after, *args)
-                if record is not None and recorder.each:
+                if recorder.each:
                     try:
                         work = found[-1] if isinstance(found, (tuple, list)) else found
                         if work is not None:
@@ -160,19 +157,24 @@ def _naming(shown: str) -> Callable[[Any, Any], Any]:
 def _flat(args: tuple[Any, ...], at: list[int]) -> list[Any]:
     """The tensors among the arguments at these places, lists of them laid out flat."""
     found: list[Any] = []
-    todo = [args[one] for one in at if one < len(args)]
-    for one in todo:
-        if isinstance(one, (list, tuple)):
-            todo.extend(one)
-        else:
-            found.append(one)
+    for place in at:
+        if place < len(args):
+            one = args[place]
+            if type(one) is not list:
+                found.append(one)
+            elif one and type(one[0]) is list:
+                for some in one:
+                    found.extend(some)
+            else:
+                found.extend(one)
     return found
 
 
 def _is_fake(tensors: list[Any]) -> bool:
     """Whether this is torch finding out shapes, and nothing is sent."""
-    return any(one.device.type == "meta" or _is_fake_tensor(one) for one in tensors)
-
-
-def _is_fake_tensor(tensor: Any) -> bool:
-    return type(tensor) is not torch.Tensor and type(tensor).__name__ == "FakeTensor"
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor and type(tensor).__name__ == "FakeTensor":
+            return True
+        if tensor.is_meta:
+            return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from otel_modtrack.comm.records import Tally
+from otel_modtrack.comm.records import Phases, Tally
 from otel_modtrack.regions import Kind, Phase
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ GLOBAL = "Global"
 _SETTLE_AT = 256  # records that wait to be counted
 _MODULES = (Kind.MODULE, Kind.SCOPE)
 
-# What was launched where: the modules around it, innermost first; phase, operator, group's name.
-_Key = tuple[tuple[str, ...], str, "Operator", str]
+# The modules around, innermost first; the phase; the operator and the group's name.
+_Key = tuple[tuple[str, ...], str, tuple["Operator", str]]
 
 
 class Called:
@@ -73,20 +73,21 @@ class Ledger:
             around: dict[Region, tuple[str, ...]] = {}  # for this batch
             counts = self._counts
             for record in pending:
-                region = record.region
+                region, launch = record.region, record.launch
                 if region is None:
-                    fqns = record.fqns
+                    fqns, phase = record.elsewhere
                 else:
-                    fqns = around.get(region)  # type: ignore[assignment]
-                    if fqns is None:
-                        fqns = around[region] = modules_around(region)
-                key = (fqns, record.phase, record.operator, record.group.name)
+                    fqns = around.get(region) or _fqns_around(region, around)
+                    phase = region.phase
+                    if region.subject.kind is Kind.OPTIMIZER:
+                        phase = Phases.OPTIMIZER
+                key = (fqns, phase, launch.kind)
                 entry = counts.get(key)
                 if entry is None:
-                    counts[key] = [1, record.size]
+                    counts[key] = [1, launch.size]
                 else:
                     entry[0] += 1
-                    entry[1] += record.size
+                    entry[1] += launch.size
 
     def sums(self, of: Callable[[_Key], str]) -> dict[str, Tally]:
         """Counts and bytes by something."""
@@ -102,7 +103,7 @@ class Ledger:
         found: dict[str, dict[str, dict[str, Tally]]] = {}
         with self._lock:
             self._settle()
-            for (fqns, phase, operator, _), (count, size) in self._counts.items():
+            for (fqns, phase, (operator, _)), (count, size) in self._counts.items():
                 for fqn in (GLOBAL, *fqns):
                     by_operation = found.setdefault(fqn, {}).setdefault(phase, {})
                     _add(by_operation, operator.operation, count, size)
@@ -124,9 +125,32 @@ def _above(region: Region) -> str:
     return GLOBAL
 
 
-def modules_around(region: Region) -> tuple[str, ...]:
-    """Fqns of the modules, named regions and optimizers that a region is in, each once."""
-    return tuple(dict.fromkeys(one.subject.fqn for one in _outward(region) if one.subject.fqn))
+def _fqns_around(region: Region, known: dict[Region, tuple[str, ...]]) -> tuple[str, ...]:
+    """Fqns of the modules, named regions and optimizers around, innermost first, each once.
+
+    Args:
+        region: that it is asked for.
+        known: the answers so far; regions next to each other have most of theirs in common.
+    """
+    pending = []
+    one: Region | None = region
+    fqns: tuple[str, ...] = ()
+    while one is not None and one not in known:
+        if one.phase == Phase.RECOMPUTE:
+            fqns = tuple(dict.fromkeys(o.subject.fqn for o in _outward(one) if o.subject.fqn))
+            known[one] = fqns
+            break
+        pending.append(one)
+        one = one.parent
+    else:
+        fqns = known[one] if one is not None else ()
+    while pending:
+        one = pending.pop()
+        fqn = one.subject.fqn
+        if fqn and fqn not in fqns:
+            fqns = (fqn, *fqns)
+        known[one] = fqns
+    return fqns
 
 
 def _outward(region: Region) -> Iterator[Region]:

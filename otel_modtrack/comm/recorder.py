@@ -9,34 +9,42 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from otel_modtrack import where
 from otel_modtrack.calls import clock
 from otel_modtrack.comm.groups import Groups
 from otel_modtrack.comm.kernels import FUNCTIONAL
-from otel_modtrack.comm.operators import NOTHING, UNPAID, measure, shapes_of
-from otel_modtrack.comm.records import Collective, Operator, Phases
+from otel_modtrack.comm.operators import NOTHING, look, measure, shapes_of
+from otel_modtrack.comm.records import (
+    Collective,
+    Detailed,
+    Details,
+    Launch,
+    Operator,
+    Phases,
+    Unrecorded,
+)
 from otel_modtrack.comm.why import Reasons, is_called_from
 from otel_modtrack.core import CORE, THREADS
-from otel_modtrack.regions import Kind, Phase
+from otel_modtrack.engine import current_graph_task_id
+from otel_modtrack.regions import Phase
 
 if TYPE_CHECKING:
+    from otel_modtrack.comm.operators import Measured
     from otel_modtrack.comm.records import Group
+    from otel_modtrack.regions import Region, Unit
 
 __all__ = ["Recorder"]
 
-_C: Any = torch._C  # noqa: SLF001
-_POINT_TO_POINT = ("send", "recv")
 # Backends whose futures are done when the data has arrived. On a device a future is done when the
 # operation is queued, which says nothing.
 _TELL_THEIR_END = ("gloo", "mpi", "fake")
+_KINDS_KEPT = 512  # of launches in a group; sizes may differ from step to step
 
 
 class _Last(threading.local):
     """`record`: the collective that this thread is launching, or None."""
 
-    record: Collective | None = None
+    record: Detailed | None = None
 
 
 class Recorder:
@@ -56,76 +64,88 @@ class Recorder:
 
     def seen(
         self, operator: Operator, group: Group, inputs: Any, outputs: Any, asynchronous: bool
-    ) -> Collective:
+    ) -> None:
         """A collective is about to be launched on this thread."""
-        size, dtype, device = NOTHING if operator in UNPAID else measure(inputs, outputs)
-        backend = group.backends.get(device) or self.groups.backend(group, device)
-        if operator.operation in _POINT_TO_POINT:
+        seen = look(inputs, outputs) if operator.paid else None
+        if operator.paired:
             asynchronous = not is_called_from("send", "recv")
-        name = FUNCTIONAL.name
-        if name:
-            operator = self._functional(name, operator)
-        record = Collective(operator, group, size, dtype, backend, asynchronous)
-        self._place(record)
-        record.at_ns = clock()  # not before its region, which may have been opened just now
-        if self.each and record.unit is not None:
-            if operator not in UNPAID:
-                record.shapes = shapes_of(inputs or outputs)
-            self._reasons.explain(record, inputs)
-            self._last.record = record
-        for ledger in CORE.ledgers:
-            ledger.add(record)
-        return record
-
-    def launched(self, work: Any) -> None:
-        """The collective that was seen last on this thread is under way."""
-        record, self._last.record = self._last.record, None
-        if record is None or work is None or record.backend not in _TELL_THEIR_END:
-            return
-        try:
-            work.get_future().add_done_callback(functools.partial(_done, record))
-        except RuntimeError:  # a work without a future
-            return
-
-    def _functional(self, name: str, operator: Operator) -> Operator:
-        found = self._named.get((name, operator))
-        if found is None:
-            found = Operator(name, operator.operation)
-            self._named[name, operator] = found
-        return found
-
-    def _place(self, record: Collective) -> None:
-        """Find out where it was launched."""
+        key = (operator, seen, asynchronous, FUNCTIONAL.name)
+        launch = group.launches.get(key)
+        if launch is None:
+            measured = measure(inputs, outputs) if operator.paid else NOTHING
+            launch = self._launch(operator, group, measured, asynchronous)
+            if len(group.launches) >= _KINDS_KEPT:
+                group.launches.clear()
+            group.launches[key] = launch
         state = THREADS.state
         region = where.region(state)
         if region is None and state.running is None and _is_foreign():
             region = _of_the_only_run()
-        if region is not None:
-            kind = region.subject.kind
-            record.region = region
-            record.phase = region.phase
-            if kind is Kind.OPTIMIZER:
-                record.phase = Phases.OPTIMIZER
-            unit = region.unit
-        else:
-            unit = state.unit  # type: ignore[assignment]
-            if unit is not None and unit.opener is not None:
-                unit = None
-            if state.skip:
-                _place_by_stack(record)
-        if unit is not None and not unit.flushed:
-            record.unit = unit
+        unit = region.unit if region is not None else state.unit
+        # What is launched outside of its opener is not the unit's; nor if it was told already.
+        if unit is not None and (unit.flushed or (region is None and unit.opener is not None)):
+            unit = None
+        # The clock is not read before its region's, which may have been opened just now.
+        if unit is not None:
+            if self.each:
+                record: Collective = self._detailed(launch, region, unit, inputs, outputs)
+            else:
+                record = Collective(launch, region, unit, clock())
             unit.collectives.append(record)
+        elif state.skip:
+            record = _unrecorded(launch)
+        else:
+            record = Collective(launch, region, None, clock())
+        for ledger in CORE.ledgers:
+            ledger.add(record)
+
+    def launched(self, work: Any) -> None:
+        """The collective that was seen last on this thread is under way."""
+        record, self._last.record = self._last.record, None
+        if record is None or work is None or record.launch.backend not in _TELL_THEIR_END:
+            return
+        details: Any = record.details
+        try:
+            work.get_future().add_done_callback(functools.partial(_done, details))
+        except RuntimeError:  # a work without a future
+            return
+
+    def _launch(
+        self, operator: Operator, group: Group, measured: Measured, asynchronous: bool
+    ) -> Launch:
+        """A kind of launch that is new in this group."""
+        name = FUNCTIONAL.name
+        shown = operator
+        if name:
+            shown = self._named.setdefault((name, operator), Operator(name, operator.operation))
+        return Launch(
+            operator=shown,
+            group=group,
+            size=measured.size,
+            dtype=measured.dtype,
+            backend=self.groups.backend(group, measured.device),
+            asynchronous=asynchronous,
+        )
+
+    def _detailed(
+        self, launch: Launch, region: Region | None, unit: Unit, inputs: Any, outputs: Any
+    ) -> Detailed:
+        record = Detailed(launch, region, unit, clock())
+        record.details = Details(shapes_of(inputs or outputs) if launch.operator.paid else ())
+        self._reasons.explain(record.details, inputs)
+        self._last.record = record
+        return record
 
 
-def _place_by_stack(record: Collective) -> None:
+def _unrecorded(launch: Launch) -> Unrecorded:
     """Nothing is recorded on this thread: the Python stack still tells the modules of a forward."""
-    record.fqns = tuple(where.fqns_on_stack())
-    backward = _C._current_graph_task_id() != -1  # noqa: SLF001
-    if record.fqns:
-        record.phase = Phase.RECOMPUTE if backward else Phase.FORWARD
-    elif backward:
-        record.phase = Phase.BACKWARD
+    record = Unrecorded(launch, None, None, clock())
+    fqns = tuple(where.fqns_on_stack())
+    phase = Phase.FORWARD if fqns else Phases.OUTSIDE
+    if current_graph_task_id() != -1:
+        phase = Phase.RECOMPUTE if fqns else Phase.BACKWARD
+    record.elsewhere = (fqns, phase)
+    return record
 
 
 def _is_foreign() -> bool:
@@ -142,7 +162,7 @@ def _of_the_only_run() -> Any:
     return (runs[0].root or runs[0].place) if len(runs) == 1 else None
 
 
-def _done(record: Collective, future: Any) -> None:
+def _done(details: Details, future: Any) -> None:
     """Called on a thread of the backend's."""
     del future
-    record.end_ns = clock()
+    details.end_ns = clock()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from otel_modtrack.regions import Region, Unit
 
-__all__ = ["Collective", "Group", "Operator", "Phases", "Tally", "Why"]
+__all__ = [
+    "Collective",
+    "Detailed",
+    "Details",
+    "Group",
+    "Launch",
+    "Operator",
+    "Phases",
+    "Tally",
+    "Unrecorded",
+    "Why",
+]
 
 
 class Phases:
@@ -24,16 +35,23 @@ class Tally(NamedTuple):
     size: int
 
 
-class Operator(NamedTuple):
+class Operator:
     """What was launched.
 
     Attributes:
         name: of torch's operator: ``c10d.allreduce_``, ``c10d_functional.all_reduce``.
         operation: of its kind: ``all_reduce``.
+        paid: whether its tensors are payload; a barrier's only say on which device it runs.
+        paired: whether it goes between two ranks.
     """
 
-    name: str
-    operation: str
+    __slots__ = ("name", "operation", "paid", "paired")
+
+    def __init__(self, name: str, operation: str) -> None:
+        self.name = name
+        self.operation = operation
+        self.paid = operation not in ("barrier", "monitored_barrier")
+        self.paired = operation in ("send", "recv")
 
 
 class Group:
@@ -44,15 +62,57 @@ class Group:
         size: number of ranks in it.
         description: what it is for (``mesh_tp``), or "".
         backends: the backend's name by type of device, as they were asked for.
+        launches: the kinds of launches there were; a few hundred at most.
     """
 
-    __slots__ = ("backends", "description", "name", "size")
+    __slots__ = ("backends", "description", "launches", "name", "size")
 
     def __init__(self, name: str, size: int, description: str) -> None:
         self.name = name
         self.size = size
         self.description = description
         self.backends: dict[str, str] = {}
+        self.launches: dict[Any, Launch] = {}
+
+
+class Launch:
+    """What equal collectives have in common: a training step launches the same ones each time.
+
+    Attributes:
+        size: payload of this rank in bytes: the larger of what it puts in and what it gets out.
+        dtype: of the payload, ``float32``; several joined by a comma; "" where there is none.
+        backend: that runs it.
+        asynchronous: whether the caller waits for it separately.
+        kind: what it is summed with: operator and group's name.
+    """
+
+    __slots__ = (
+        "asynchronous",
+        "backend",
+        "dtype",
+        "group",
+        "kind",
+        "operator",
+        "size",
+    )
+
+    def __init__(  # noqa: PLR0913 - a record, filled by keyword
+        self,
+        *,
+        operator: Operator,
+        group: Group,
+        size: int,
+        dtype: str,
+        backend: str,
+        asynchronous: bool,
+    ) -> None:
+        self.operator = operator
+        self.group = group
+        self.size = size
+        self.dtype = dtype
+        self.backend = backend
+        self.asynchronous = asynchronous
+        self.kind = (operator, group.name)
 
 
 class Why(NamedTuple):
@@ -68,60 +128,56 @@ class Why(NamedTuple):
     target: str = ""
 
 
-class Collective:
-    """One launch. Times are `time.perf_counter_ns`.
+class Details:
+    """What is told of one collective alone, in mode "each".
 
     Attributes:
-        size: payload of this rank in bytes: the larger of what it puts in and what it gets out.
-        dtype: of the payload, ``float32``; several joined by a comma; "" where there is none.
-        backend: that runs it.
-        asynchronous: whether the caller waits for it separately.
-        region: that it was launched in, or None.
-        unit: that tells of it, or None.
-        phase: of the region, or one of `Phases`.
-        fqns: the modules it was launched in, where there are no regions to tell.
-        shapes: of what goes in, or of what comes out where nothing does; in mode "each".
-        why: in mode "each", where torch tells.
-        end_ns: when it was done, in mode "each", where the backend tells; else 0.
+        shapes: of what goes in, or of what comes out where nothing does.
+        why: where torch tells.
+        end_ns: when it was done (`time.perf_counter_ns`), where the backend tells; else 0.
     """
 
-    __slots__ = (
-        "asynchronous",
-        "at_ns",
-        "backend",
-        "dtype",
-        "end_ns",
-        "fqns",
-        "group",
-        "operator",
-        "phase",
-        "region",
-        "shapes",
-        "size",
-        "unit",
-        "why",
-    )
+    __slots__ = ("end_ns", "shapes", "why")
 
-    def __init__(  # noqa: PLR0913, PLR0917 - a record; by position, for this is the hot path
-        self,
-        operator: Operator,
-        group: Group,
-        size: int,
-        dtype: str,
-        backend: str,
-        asynchronous: bool,
-    ) -> None:
-        self.operator = operator
-        self.group = group
-        self.size = size
-        self.dtype = dtype
-        self.backend = backend
-        self.asynchronous = asynchronous
-        self.at_ns = 0
-        self.region: Region | None = None
-        self.unit: Unit | None = None
-        self.phase = Phases.OUTSIDE
-        self.fqns: tuple[str, ...] = ()
-        self.shapes: tuple[str, ...] = ()
+    def __init__(self, shapes: tuple[str, ...]) -> None:
+        self.shapes = shapes
         self.why: Why | None = None
         self.end_ns = 0
+
+
+class Collective:
+    """One launch.
+
+    Attributes:
+        launch: what it has in common with others.
+        region: that it was launched in, or None.
+        unit: that tells of it, or None.
+        at_ns: when (`time.perf_counter_ns`).
+        elsewhere: fqns of modules and phase, where there is no region.
+        details: in mode "each", if it is told.
+    """
+
+    __slots__ = ("at_ns", "launch", "region", "unit")
+
+    elsewhere: tuple[tuple[str, ...], str] = ((), Phases.OUTSIDE)
+    details: Details | None = None
+
+    def __init__(
+        self, launch: Launch, region: Region | None, unit: Unit | None, at_ns: int
+    ) -> None:
+        self.launch = launch
+        self.region = region
+        self.unit = unit
+        self.at_ns = at_ns
+
+
+class Detailed(Collective):
+    """One that is told by itself."""
+
+    __slots__ = ("details",)
+
+
+class Unrecorded(Collective):
+    """One launched where no regions are recorded, though it is known where that was."""
+
+    __slots__ = ("elsewhere",)

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from opentelemetry.util.types import AttributeValue
 
-    from otel_modtrack.comm.records import Collective, Group
+    from otel_modtrack.comm.records import Collective, Group, Launch
     from otel_modtrack.regions import Region, Unit
 
-__all__ = ["EACH", "OFF", "SUMMED", "Event", "Told", "gather"]
+__all__ = ["EACH", "OFF", "SUMMED", "Event", "Told", "gather", "summary_of"]
 
 OFF, SUMMED, EACH = "off", "summed", "each"  # what is told of collectives
 
@@ -77,14 +77,16 @@ class Told:
     Attributes:
         count, size: of what was launched in it and in what it contains; bytes.
         launched: directly in it, in order.
+        alike: what all of these have in common; None if they differ.
     """
 
-    __slots__ = ("count", "launched", "size")
+    __slots__ = ("alike", "count", "launched", "size")
 
     def __init__(self) -> None:
         self.count = 0
         self.size = 0
         self.launched: list[Collective] = []
+        self.alike: Launch | None = None
 
     def attributes(self) -> dict[str, AttributeValue]:
         """What stands on the span itself."""
@@ -117,36 +119,45 @@ class Told:
 
 def gather(unit: Unit) -> dict[Region | None, Told]:
     """What is to be told of a unit's collectives, by region; None stands for the unit's step."""
-    found: dict[Region | None, Told] = {None: Told()}
+    whole = Told()
+    found: dict[Region | None, Told] = {None: whole}
+    last: Region | None = None
+    around = [whole]
+    here = whole
     for record in unit.collectives:
         place = record.region
-        _told(found, place).launched.append(record)
-        around: Region | None = place
-        while around is not None and around.unit is unit:
-            _add(_told(found, around), record)
-            around = around.parent
-        _add(found[None], record)
+        if place is not last:
+            last = place
+            around = [whole]
+            one: Region | None = place
+            while one is not None and one.unit is unit:
+                told = found.get(one)
+                if told is None:
+                    told = found[one] = Told()
+                around.append(told)
+                one = one.parent
+            here = around[1] if len(around) > 1 else whole
+        launch = record.launch
+        if not here.launched:
+            here.alike = launch
+        elif here.alike is not launch:
+            here.alike = None
+        here.launched.append(record)
+        size = launch.size
+        for told in around:
+            told.count += 1
+            told.size += size
     return found
 
 
-def _told(found: dict[Region | None, Told], region: Region | None) -> Told:
-    told = found.get(region)
-    if told is None:
-        told = found[region] = Told()
-    return told
-
-
-def _add(told: Told, record: Collective) -> None:
-    told.count += 1
-    told.size += record.size
-
-
 def _key(record: Collective) -> tuple[str, str]:
-    return record.operator.operation, record.group.name
+    return record.launch.operator.operation, record.launch.group.name
 
 
-def _sums(records: Iterable[Collective], most: int | None) -> list[Event]:
+def _sums(records: Sequence[Collective], most: int | None) -> list[Event]:
     """One event per operation and group; those that find no room are one together."""
+    if len(records) == 1 and (most is None or most > 0):
+        return [Event(records[0].at_ns, _summary(records))]
     by_key: dict[Any, list[Collective]] = {}
     for record in records:
         by_key.setdefault(_key(record), []).append(record)
@@ -159,12 +170,15 @@ def _sums(records: Iterable[Collective], most: int | None) -> list[Event]:
 
 
 def _details(record: Collective) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {semconv.COLLECTIVE_OPERATOR: record.operator.name}
-    if record.shapes:
-        found[semconv.COLLECTIVE_SHAPES] = record.shapes
-    if record.end_ns:
-        found[semconv.COLLECTIVE_DURATION] = max(record.end_ns - record.at_ns, 0) / 1e9
-    why = record.why
+    found: dict[str, AttributeValue] = {semconv.COLLECTIVE_OPERATOR: record.launch.operator.name}
+    details = record.details
+    if details is None:  # seen before the mode was "each"
+        return found
+    if details.shapes:
+        found[semconv.COLLECTIVE_SHAPES] = details.shapes
+    if details.end_ns:
+        found[semconv.COLLECTIVE_DURATION] = max(details.end_ns - record.at_ns, 0) / 1e9
+    why = details.why
     if why is not None:
         if why.parameters:
             found[semconv.COLLECTIVE_PARAMETERS] = why.parameters
@@ -175,25 +189,34 @@ def _details(record: Collective) -> dict[str, AttributeValue]:
 
 
 def _summary(records: Sequence[Collective]) -> Summary:
-    first = records[0]
-    if len(records) == 1:
-        operation, dtype, backend = first.operator.operation, first.dtype, first.backend
-        groups, alone = first.group.name, True
-    else:
-        operation = _joined(record.operator.operation for record in records)
-        dtype = _joined(name for record in records for name in record.dtype.split(","))
-        backend = _joined(record.backend for record in records)
-        groups = _joined(record.group.name for record in records)
-        alone = groups == first.group.name
+    first = records[0].launch
+    if all(record.launch is first for record in records):
+        return summary_of(first, len(records))
+    launches = [record.launch for record in records]
+    groups = _joined(launch.group.name for launch in launches)
     return Summary(
-        operation,
-        len(records),
-        sum(record.size for record in records),
-        dtype,
-        first.group if alone else None,
+        _joined(launch.operator.operation for launch in launches),
+        len(launches),
+        sum(launch.size for launch in launches),
+        _joined(name for launch in launches for name in launch.dtype.split(",")),
+        first.group if groups == first.group.name else None,
         groups,
-        backend,
-        any(record.asynchronous for record in records),
+        _joined(launch.backend for launch in launches),
+        any(launch.asynchronous for launch in launches),
+    )
+
+
+def summary_of(launch: Launch, count: int) -> Summary:
+    """What is said of so many equal launches."""
+    return Summary(
+        launch.operator.operation,
+        count,
+        count * launch.size,
+        launch.dtype,
+        launch.group,
+        launch.group.name,
+        launch.backend,
+        launch.asynchronous,
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Iterator
 
-    from otel_modtrack.comm.records import Collective
+    from otel_modtrack.comm.records import Details
 
 __all__ = ["Reasons", "is_called_from"]
 
@@ -61,21 +61,21 @@ class Reasons:
     def __init__(self) -> None:
         self._buckets: weakref.WeakKeyDictionary[Any, _Buckets] = weakref.WeakKeyDictionary()
 
-    def explain(self, record: Collective, inputs: Any) -> None:
-        """Note why `record` is launched with `inputs`, now or when the backward is over."""
+    def explain(self, details: Details, inputs: Any) -> None:
+        """Note why a collective is launched with `inputs`, now or when the backward is over."""
         try:
             for frame in _frames(_FRAMES):
                 module = str(frame.f_globals.get("__name__"))
                 tell = _TELLERS.get((module, frame.f_code.co_name))
                 if tell is not None:
-                    record.why = tell(frame.f_locals)
-                    if record.why is not None:
+                    details.why = tell(frame.f_locals)
+                    if details.why is not None:
                         return
-            self._explain_bucket(record, inputs)
+            self._explain_bucket(details, inputs)
         except _TOLD_OTHERWISE:
             return
 
-    def _explain_bucket(self, record: Collective, inputs: Any) -> None:
+    def _explain_bucket(self, details: Details, inputs: Any) -> None:
         """DDP's reducer launches a bucket from the hook of a parameter's AccumulateGrad.
 
         It holds its lock meanwhile, so it is asked about its buckets when the backward is over.
@@ -91,16 +91,18 @@ class Reasons:
             if buckets.has(variable) and inputs[0].is_floating_point():
                 elements = sum(tensor.numel() for tensor in inputs)
                 place = buckets.place(variable, elements)
-                CORE.unexplained.append(partial(_explain, record, buckets, weakref.ref(ddp), place))
+                CORE.unexplained.append(
+                    partial(_explain, details, buckets, weakref.ref(ddp), place)
+                )
                 return
 
 
-def _explain(record: Collective, buckets: _Buckets, ref: weakref.ref[Any], place: _Place) -> None:
+def _explain(details: Details, buckets: _Buckets, ref: weakref.ref[Any], place: _Place) -> None:
     with contextlib.suppress(*_TOLD_OTHERWISE):
         ddp = ref()
         names = buckets.names(ddp, place) if ddp is not None else ()
         if names:
-            record.why = Why(parameters=names)
+            details.why = Why(parameters=names)
 
 
 def _ddp_modules() -> Iterator[Any]:

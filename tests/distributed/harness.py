@@ -10,9 +10,9 @@ A worker is a file of cases:
     if __name__ == "__main__":
         main()
 
-Every rank runs all cases in order; what each returned (or the traceback of what it raised) comes back
-as one dict per rank. Starting processes and importing torch costs seconds, so that a worker has many
-cases and is started once per session and set of arguments.
+Every rank runs all cases in order; what each returned (or the traceback of what it raised) comes
+back as one dict per rank. Starting processes and importing torch costs seconds, so that a worker
+has many cases and is started once per session and set of arguments.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def main() -> None:
         torch.manual_seed(0)
         try:
             found[name] = {"value": function(world)}
-        except BaseException:  # noqa: BLE001 - told by the test
+        except BaseException:  # told by the test
             found[name] = {"error": traceback.format_exc()}
             (folder / f"{rank}.json").write_text(json.dumps(found))
             raise  # the ranks may be out of step now
@@ -77,23 +78,30 @@ def choose_way(way: str) -> None:
 
 @functools.cache
 def launch(worker: str, processes: int, way: str = "") -> tuple[dict[str, Any], ...]:
-    """The results of all cases of a worker, by rank."""
+    """The results of all cases of a worker, by rank; of a worker that hangs, those so far."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *(f"--nproc-per-node={processes}", str(HERE / worker), folder, way),
         ]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-        done = subprocess.run(  # noqa: S603 - our own command
-            command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        log = Path(folder) / "output"
+        with (
+            log.open("wb") as out,
+            subprocess.Popen(  # noqa: S603 - our own command
+                command, env=env, stdout=out, stderr=out, start_new_session=True
+            ) as started,
+        ):
+            try:
+                started.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # with its workers
+                os.killpg(started.pid, signal.SIGTERM)
+        output = log.read_text(errors="replace")[-12_000:]
         found = []
         for rank in range(processes):
             path = Path(folder) / f"{rank}.json"
             found.append(json.loads(path.read_text()) if path.exists() else {})
-    for one in found:
-        one["_output"] = done.stdout[-4000:] + done.stderr[-8000:]
-    return tuple(found)
+    return tuple({**one, "_output": output} for one in found)
 
 
 def result(worker: str, processes: int, name: str, way: str = "") -> list[Any]:
@@ -101,10 +109,17 @@ def result(worker: str, processes: int, name: str, way: str = "") -> list[Any]:
     values = []
     ranks = launch(worker, processes, way)
     for rank, found in enumerate(ranks):
-        if name not in found:
-            first = next((r[n]["error"] for r in ranks for n in r if n != "_output" and "error" in r[n]), "")
-            raise AssertionError(f"{name} did not run on rank {rank}\n{first}\n{found['_output']}")
-        if "error" in found[name]:
-            raise AssertionError(f"{name} on rank {rank}:\n{found[name]['error']}")
-        values.append(found[name]["value"])
+        case_ = found.get(name)
+        if case_ is None:
+            errors = [
+                one["error"]
+                for r in ranks
+                for key, one in r.items()
+                if key != "_output" and "error" in one
+            ]
+            told = errors[0] if errors else found["_output"]
+            raise AssertionError(f"{name} did not run on rank {rank}\n{told}")
+        if "error" in case_:
+            raise AssertionError(f"{name} on rank {rank}:\n{case_['error']}")
+        values.append(case_["value"])
     return values

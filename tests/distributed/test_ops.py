@@ -248,12 +248,11 @@ FUNCTIONAL = {
     "operator_reduce_scatter_tensor_out": [
         functional("reduce_scatter", "reduce_scatter_tensor_out", FOUR_OF_EACH)
     ],
-    # It goes by no other functional operator: what it launches is told (CommDebugMode sees nothing).
+    # On newer torch it goes by no other functional operator, and what it launches is told.
     "operator_autograd_all_gather": [
-        Launch(
-            *("all_gather", "allgather_into_tensor_coalesced_", FOUR_OF_EACH),
-            asynchronous=True,
-        )
+        Launch(*("all_gather", "allgather_into_tensor_coalesced_", FOUR_OF_EACH), asynchronous=True)
+        if ops.HAS_GATHER_SINGLE
+        else functional("all_gather", "all_gather_into_tensor", FOUR_OF_EACH)
     ],
     "operator_of_old_programs": [functional("all_reduce", "all_reduce", FOUR)],
     # With a backward.
