@@ -52,8 +52,9 @@ test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported 
 	@$(OLDEST_VENV)/bin/python -m pytest $(OLDEST_TESTS)
 
 .PHONY: bench
-bench: $(READY) ## Measure the overhead per module call
+bench: $(READY) ## Measure the overhead per module call, and per collective
 	@$(VENV)/bin/python benchmarks/overhead.py
+	@$(VENV)/bin/python benchmarks/collectives.py
 
 .PHONY: format
 format: $(READY) ## Rewrite the code in the project's style

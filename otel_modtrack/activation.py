@@ -153,6 +153,8 @@ class Activation:
             finally:
                 if self._undo:  # interrupted: take the rest away all the same
                     self.off()
+            if self._interception is not None:  # what could not be taken away before
+                self._interception.remove()
             CORE.forget()
             for state in list(CORE.states):
                 if state.running is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C import _distributed_c10d
 
+from otel_modtrack.comm.faults import fault
 from otel_modtrack.comm.operators import C10D, HOOKED
 from otel_modtrack.comm.why import is_called_from
 from otel_modtrack.core import CORE
@@ -91,6 +92,8 @@ class HookWay:
 
 def _before(recorder: Recorder, group: Group, args: Any) -> None:
     """A collective is about to be launched. Never raises."""
+    if not CORE.on:
+        return
     try:
         operator = _BY_NUMBER.get(args.name.value)
         if operator in _AMBIGUOUS:
@@ -98,7 +101,7 @@ def _before(recorder: Recorder, group: Group, args: Any) -> None:
         if operator is not None:
             recorder.seen(operator, group, args.input_tensors, args.output_tensors, args.async_op)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-        CORE.fault("a process group's hook", error)
+        fault("a process group's hook", error)
 
 
 def _told_apart(operator: Operator | None, args: Any) -> Operator | None:
@@ -115,4 +118,4 @@ def _after(recorder: Recorder, args: Any) -> None:
     try:
         recorder.launched(args.work)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-        CORE.fault("a process group's hook", error)
+        fault("a process group's hook", error)

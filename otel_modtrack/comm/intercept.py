@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _distributed_c10d as _c10d
 
+from otel_modtrack.comm.faults import FIRING
 from otel_modtrack.comm.groups import GroupWatch, existing_groups
 from otel_modtrack.comm.hooks import NOT_HOOKED, HookWay
 from otel_modtrack.comm.kernels import FunctionalKernels, KernelWay
@@ -63,7 +64,9 @@ class Interception:
         self._add_existing()
 
     def remove(self) -> None:
-        """Everything is as it was."""
+        """Everything is as it was; later, if it is called by a hook or kernel of ours."""
+        if FIRING.here:
+            return
         while self._undo:
             self._undo[-1]()
             self._undo.pop()

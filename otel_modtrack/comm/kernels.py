@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from otel_modtrack.comm.faults import fault
 from otel_modtrack.comm.operators import C10D, functional_operators, known_operators
 from otel_modtrack.core import CORE
 from otel_modtrack.swap import skip_by_dynamo
@@ -104,14 +105,14 @@ class KernelWay(_Kernels):
             def kernel(keys: Any, *args: Any) -> Any:
                 try:
                     inputs = _flat(args, ins)
-                    if not _is_fake(inputs):
+                    if CORE.on and not _is_fake(inputs):
                         asynchronous = async_at >= 0 and (
                             args[async_at] if async_at < len(args) else True
                         )
                         group = recorder.groups.of(ProcessGroup.unbox(args[group_at]))
                         recorder.seen(operator, group, inputs, _flat(args, outs), asynchronous)
                 except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-                    CORE.fault("a collective's kernel", error)
+                    fault("a collective's kernel", error)
                 found = redispatch(keys & after, *args)
                 if recorder.each:
                     try:
@@ -119,7 +120,7 @@ class KernelWay(_Kernels):
                         if work is not None:
                             recorder.launched(Work.unbox(work))
                     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-                        CORE.fault("a collective's kernel", error)
+                        fault("a collective's kernel", error)
                 return found
 
             return kernel
