@@ -13,6 +13,9 @@ PYTHON ?= python3
 DEMO ?=
 # Options of pytest: make pytest PYTEST="-k view".
 PYTEST ?=
+# Tests are spread over this many processes, whole files each. They are of one thread mostly, and
+# those that start several processes mostly wait.
+JOBS ?= 2
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
 OLDEST_TESTS ?= tests/tracker tests/distributed
@@ -44,12 +47,12 @@ lint: $(READY) ## Check style, format and types
 .PHONY: pytest
 pytest: $(READY) ## Run the tests with branch coverage
 	@echo "== Tests"
-	@$(VENV)/bin/python -m pytest --cov --cov-report=term $(PYTEST)
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term $(PYTEST)
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported torch
 	@echo "== Tests on torch $(OLDEST_TORCH): $(OLDEST_TESTS)"
-	@$(OLDEST_VENV)/bin/python -m pytest $(OLDEST_TESTS)
+	@$(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(OLDEST_TESTS)
 
 .PHONY: bench
 bench: $(READY) ## Measure the overhead per module call, and per collective

@@ -7,7 +7,6 @@ the backends, below autograd, functionalisation and every mode. Other operators 
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +44,7 @@ class _Kernels:
 
     def __init__(self) -> None:
         self._kernels: list[tuple[str, str, Any]] = []
-        self._libraries: dict[str, torch.library.Library] = {}
+        self._libraries: dict[str, Any] = {}
 
     def add(self, namespace: str, name: str, make: Callable[[Any, Any], Any]) -> None:
         """Add what `make` returns for the operator and the keys that come after ours."""
@@ -57,20 +56,19 @@ class _Kernels:
 
     def install(self) -> None:
         """Put them in."""
-        with warnings.catch_warnings():  # that there is one already, if someone else is here
-            warnings.simplefilter("ignore")
-            for namespace, name, kernel in self._kernels:
-                library: Any = self._libraries.get(namespace)
-                if library is None:
-                    library = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-                    self._libraries[namespace] = library
-                library.impl(name, kernel, _KEY, with_keyset=True)
+        for namespace, name, kernel in self._kernels:
+            library = self._libraries.get(namespace)
+            if library is None:
+                # What `torch.library.Library` is made of; that leaves a little behind each time.
+                library = _C._dispatch_library("IMPL", namespace, "", __file__, 0)  # noqa: SLF001
+                self._libraries[namespace] = library
+            library.impl(name, _KEY, kernel, True)
 
     def remove(self) -> None:
         """Take all of them away."""
         while self._libraries:
             namespace, library = next(iter(self._libraries.items()))
-            library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            library.reset()
             del self._libraries[namespace]
 
 

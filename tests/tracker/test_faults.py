@@ -437,6 +437,8 @@ ON = dict.fromkeys(
         "optimizer pre-hooks",
         "optimizer post-hooks",
         "context reader",
+        "group registration",
+        "kernels",
     )
 )
 
