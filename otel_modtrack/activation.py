@@ -135,7 +135,7 @@ class Activation:
             if known.remove not in self._undo:
                 self._undo.append(known.remove)
             known.install(each=EACH in wanted)
-        except (TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+        except Exception as error:
             if from_signal_handler(error):
                 raise
             if known is not None:

@@ -81,10 +81,16 @@ def _class_facts(cls: type) -> tuple[str, str, str, bool]:
         if key in _WRAPPERS:
             wrapper, child = name, _WRAPPERS[key]
             break
-    if not wrapper and len(cls.__bases__) > 1 and cls.__bases__[0].__name__ in _MIXINS:
+    if not wrapper and len(cls.__bases__) > 1 and _is_mixin(cls.__bases__[0]):
         return cls.__bases__[1].__name__, cls.__bases__[0].__name__, "", False
     plain = cls.__module__.startswith("torch.nn.")
     return name, wrapper, child, plain
+
+
+def _is_mixin(base: type) -> bool:
+    return base.__name__ in _MIXINS or (
+        base.__name__ == "DDP" and base.__module__ == "torch.distributed._composable.replicate"
+    )
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

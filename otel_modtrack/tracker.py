@@ -327,15 +327,17 @@ class Step:
             return
         sink: SpanSink = unit.sink  # type: ignore[assignment]
         dropped = sink.dropped
-        CORE.flush(unit)
-        dropped = sink.dropped - dropped
-        if dropped:
-            span.set_attribute(semconv.SPANS_DROPPED, dropped)
-        if unit.told is not None:
-            sink.tell_collectives(span, unit, None, spare=failure is not None)
-        if failure is not None:
-            tell(span, failure, unit)
-        sink.end(span, unit.now_wall_ns())
+        try:
+            CORE.flush(unit)
+            dropped = sink.dropped - dropped
+            if dropped:
+                span.set_attribute(semconv.SPANS_DROPPED, dropped)
+            if unit.told is not None:
+                sink.tell_collectives(span, unit, None, spare=failure is not None)
+            if failure is not None:
+                tell(span, failure, unit)
+        finally:
+            sink.end(span, unit.now_wall_ns())
 
 
 def _ranks() -> dict[str, int]:

@@ -17,6 +17,7 @@ from otel_modtrack.comm.faults import fault
 from otel_modtrack.comm.operators import C10D, HOOKED
 from otel_modtrack.comm.why import is_called_from
 from otel_modtrack.core import CORE
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.swap import skip_by_dynamo
 
 if TYPE_CHECKING:
@@ -61,21 +62,25 @@ class HookWay:
         key, recorder = id(group), self._recorder
         known = self._groups.get(key)
         if known is None or known() is not group:
-            try:
-                described = recorder.groups.of(group)
-                group.register_pre_hook(_ID, functools.partial(_before, recorder, described))
-            except (AttributeError, TypeError, RuntimeError):
-                return  # a class of the user's that does not come by torch's dispatcher
             groups, after = self._groups, self._after
 
             def forget(_: object) -> None:
                 groups.pop(key, None)
                 after.discard(key)
 
+            # Noted first: what an interruption leaves registered is taken away all the same.
             groups[key] = weakref.ref(group, forget)
+            try:
+                described = recorder.groups.of(group)
+                group.register_pre_hook(_ID, functools.partial(_before, recorder, described))
+            except (AttributeError, TypeError, RuntimeError) as error:
+                if from_signal_handler(error):
+                    raise
+                groups.pop(key, None)
+                return  # a class of the user's that does not come by torch's dispatcher
         if recorder.each and key not in self._after:
-            group.register_post_hook(_ID, functools.partial(_after, recorder))
             self._after.add(key)
+            group.register_post_hook(_ID, functools.partial(_after, recorder))
 
     def remove(self) -> None:
         """Take the hooks away from all groups that live."""

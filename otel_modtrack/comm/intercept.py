@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ logger = logging.getLogger("otel_modtrack")
 
 # "hooks" or "kernels", for tests of one of the two; None: the cheaper one that torch has.
 forced_way: str | None = None
+
+_GRACES, _GRACE_S = 3, 0.0003  # how often and how long others get to run, on leaving
 
 _CPU = torch.device("cpu")
 
@@ -67,6 +70,10 @@ class Interception:
         """Everything is as it was; later, if it is called by a hook or kernel of ours."""
         if FIRING.here:
             return
+        if self._undo and CORE.groups_seen:
+            # A thread on its way into a hook or kernel of ours must have left it before that goes.
+            for _ in range(_GRACES):
+                time.sleep(_GRACE_S)
         while self._undo:
             self._undo[-1]()
             self._undo.pop()
@@ -139,11 +146,13 @@ class _Probe(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self.thread = threading.get_ident()
 
     def seen(self, *args: Any) -> None:
-        """Count it."""
+        """Count it, if this thread has launched it."""
         del args
-        self.count += 1
+        if threading.get_ident() == self.thread:
+            self.count += 1
 
 
 def _lone_group() -> Any:

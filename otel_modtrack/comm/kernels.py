@@ -26,6 +26,7 @@ __all__ = ["FUNCTIONAL", "FunctionalKernels", "KernelWay"]
 
 _C: Any = torch._C  # noqa: SLF001
 _KEY = "BackendSelect"
+_torch_function_modes: Callable[[], int] = _C._len_torch_function_stack  # noqa: SLF001
 _OUTPUTS = {"output_tensors", "output_tensor", "outputs", "output", "output_lists"}
 _TENSORS = ("Tensor", "List[Tensor]", "List[List[Tensor]]")
 
@@ -102,8 +103,8 @@ class KernelWay(_Kernels):
 
             def kernel(keys: Any, *args: Any) -> Any:
                 try:
-                    inputs = _flat(args, ins)
-                    if CORE.on and not _is_fake(inputs):
+                    inputs = _flat(args, ins) if CORE.on else []
+                    if CORE.on and not _is_fake_quietly(inputs):
                         asynchronous = async_at >= 0 and (
                             args[async_at] if async_at < len(args) else True
                         )
@@ -167,6 +168,13 @@ def _flat(args: tuple[Any, ...], at: list[int]) -> list[Any]:
             else:
                 found.extend(one)
     return found
+
+
+def _is_fake_quietly(tensors: list[Any]) -> bool:
+    if not _torch_function_modes():
+        return _is_fake(tensors)
+    with _C.DisableTorchFunction():
+        return _is_fake(tensors)
 
 
 def _is_fake(tensors: list[Any]) -> bool:

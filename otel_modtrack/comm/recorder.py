@@ -26,6 +26,7 @@ from otel_modtrack.comm.records import (
 from otel_modtrack.comm.why import Reasons, is_called_from
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.engine import current_graph_task_id
+from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.regions import Phase
 
 if TYPE_CHECKING:
@@ -106,9 +107,14 @@ class Recorder:
             return
         details: Any = record.details
         try:
-            work.get_future().add_done_callback(functools.partial(_done, details))
-        except RuntimeError:  # a work without a future
-            return
+            future = work.get_future()
+            if future.done():  # else torch would call us here, and swallow a signal's exception
+                details.end_ns = clock()
+            else:
+                future.add_done_callback(functools.partial(_done, details))
+        except RuntimeError as error:  # a work without a future
+            if from_signal_handler(error):
+                raise
 
     def _launch(
         self, operator: Operator, group: Group, measured: Measured, asynchronous: bool

@@ -6,18 +6,18 @@ account of its buckets. Only in mode "each", except `is_called_from`. What is no
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from otel_modtrack.comm.records import Why
 from otel_modtrack.core import CORE
 from otel_modtrack.engine import ACCUMULATE, current_graph_task_id, current_node
+from otel_modtrack.interrupts import from_signal_handler
 
 if TYPE_CHECKING:
     import types
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Reasons", "is_called_from"]
 
 _C10D = "torch.distributed.distributed_c10d"
+_C: Any = torch._C  # noqa: SLF001
 _NEAR = 6  # frames between a launch and the function of torch's that was called for it
 _FRAMES = 40
 # Another torch, which tells it otherwise: then it is not told.
@@ -72,8 +73,9 @@ class Reasons:
                     if details.why is not None:
                         return
             self._explain_bucket(details, inputs)
-        except _TOLD_OTHERWISE:
-            return
+        except _TOLD_OTHERWISE as error:
+            if from_signal_handler(error):
+                raise
 
     def _explain_bucket(self, details: Details, inputs: Any) -> None:
         """DDP's reducer launches a bucket from the hook of a parameter's AccumulateGrad.
@@ -98,11 +100,14 @@ class Reasons:
 
 
 def _explain(details: Details, buckets: _Buckets, ref: weakref.ref[Any], place: _Place) -> None:
-    with contextlib.suppress(*_TOLD_OTHERWISE):
+    try:
         ddp = ref()
         names = buckets.names(ddp, place) if ddp is not None else ()
         if names:
             details.why = Why(parameters=names)
+    except _TOLD_OTHERWISE as error:
+        if from_signal_handler(error):
+            raise
 
 
 def _ddp_modules() -> Iterator[Any]:
@@ -148,7 +153,7 @@ class _Buckets:
         rebuilt = bool(ddp._has_rebuilt_buckets)  # noqa: SLF001
         if self._asked is not rebuilt:
             self._asked = rebuilt
-            with _WithoutMemory():  # type: ignore[no-untyped-call]
+            with _C.DisableTorchFunction(), _disable_current_modes(), _WithoutMemory():  # type: ignore[no-untyped-call]
                 buckets = ddp.reducer._get_zeros_like_grad_buckets()  # noqa: SLF001
             self._buckets = [
                 {id(one): one.numel() for one in bucket.parameters()} for bucket in buckets
