@@ -18,7 +18,7 @@ PYTEST ?=
 JOBS ?= 2
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
-OLDEST_TESTS ?= tests/tracker tests/distributed
+OLDEST_TESTS ?= tests/tracker $(wildcard tests/distributed/test_[cfot]*.py)
 
 VENV := .venv
 OLDEST_VENV := .venv-oldest

@@ -1,15 +1,13 @@
-"""Collectives are seen without a program's noticing: not in its results, exceptions or compilations.
+"""Collectives are seen, and no program can tell: results, exceptions and compilations are the same.
 
-What needs two processes is run by `worker_harmless`. Faults of ours and interruptions are injected
-in this process, in a group of one, where no other rank waits for what was interrupted.
+`worker_harmless` runs on two processes. Faults of ours and interruptions are injected where it runs
+on one, where no other rank waits for what was interrupted.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
-import signal
 import subprocess
 import sys
 import textwrap
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from harness import result
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -30,8 +27,8 @@ from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.comm import intercept
 from otel_modtrack.core import CORE
 from tests.conftest import patched_state
-from tests.tracker.test_faults import Interrupt, Late, clean_up, object_handler, plain_handler
-from tests.trees import check_intervals, tree
+from tests.tracker.test_faults import clean_up
+from tests.trees import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,14 +85,6 @@ PROGRAMS = (
     "distributed_tensors",
     "threads",
 )
-VARIANTS = (
-    "off",
-    "summed",
-    "summed, spans, built inside",
-    "each",
-    "each, spans, steps",
-    "each, one iteration",
-)
 FAILURES = {  # how often each raises, by rank, in three places
     "output_of_another_shape": [3, 3],
     "output_of_another_shape_functional": [3, 3],
@@ -115,15 +104,21 @@ FAILURES = {  # how often each raises, by rank, in three places
     "tensor_hook_that_raises_under_fsdp": [3, 3],
     "object_that_cannot_be_pickled": [3, 3],
 }
-COMPILED = (
+COMPILED = {
+    "functional_function": ("eager", "aot_eager"),
+    "plain_function": ("aot_eager",),
+    "broken_function": ("aot_eager",),
+    "tensor_parallel_whole": ("eager", "aot_eager"),
+    "ddp_compiled": ("eager", "aot_eager"),
+    "ddp_around_compiled": ("aot_eager",),
+    "fsdp2_by_block": ("aot_eager",),
+}
+# Of the way that is not the library's choice here, less is tried: the other torch tries it all.
+COMPILED_QUICKLY = (
     "functional_function",
-    "plain_function",
     "broken_function",
     "tensor_parallel_whole",
-    "tensor_parallel_in_place",
     "ddp_compiled",
-    "ddp_around_compiled",
-    "fsdp2_by_block",
 )
 
 ways = pytest.mark.parametrize("way", WAYS)
@@ -137,7 +132,9 @@ ways = pytest.mark.parametrize("way", WAYS)
 def test_the_results_are_the_same(name: str, way: str) -> None:
     """Bit for bit, whatever is tracked: losses, gradients, parameters, random numbers, graphs."""
     for found in result(WORKER, 2, f"same_{name}", way):
-        for variant in VARIANTS:
+        variants = [key for key in found if key != "launched"]
+        assert len(variants) == (6 if way == WAYS[0] else 2)
+        for variant in variants:
             assert not found[variant]["differs"], variant
             assert not found[variant]["faults"], variant
 
@@ -153,6 +150,8 @@ def test_as_many_are_seen_as_were_launched(name: str, way: str) -> None:
         count, size = found["summed"]["seen"]
         assert count == launched > 0
         assert found["each, spans, steps"]["seen"] == [count, size]
+        if way != WAYS[0]:
+            continue
         assert found["each"]["seen"] == found["summed, spans, built inside"]["seen"]
         assert found["each"]["seen"][0] >= count
         assert 0 < found["each, one iteration"]["seen"][0] < count
@@ -164,21 +163,32 @@ def test_as_many_are_seen_as_were_launched(name: str, way: str) -> None:
 def test_what_fails_fails_the_same_way(name: str, way: str) -> None:
     """The same exception, and a clean iteration after it, in which all collectives are counted."""
     ranks = result(WORKER, 2, f"fails_{name}", way)
-    assert [found.pop("raises") for found in ranks] == FAILURES[name]
+    assert [found["raises"] for found in ranks] == FAILURES[name]
     for found in ranks:
-        assert {name: (one["differs"], one["faults"]) for name, one in found.items()} == {
-            name: ("", []) for name in ("off", "summed", "each", "each, spans, steps")
-        }
+        variants = [key for key in found if key != "raises"]
+        assert len(variants) == (3 if way == WAYS[0] else 2)
+        for variant in variants:
+            assert not found[variant]["differs"], variant
+            assert not found[variant]["faults"], variant
+
+
+# Where a kernel of ours is in place, and refuses: what functional collectives, a monitored barrier
+# and, by kernels, each operator raises as it is launched. By way.
+THROUGH_KERNELS = {
+    "hooks": {"group_that_is_not_there", "barrier_that_times_out"},
+    "kernels": {"group_that_is_not_there", "barrier_that_times_out", "output_of_another_shape"},
+}
 
 
 @ways
 @pytest.mark.parametrize("name", FAILURES)
 def test_tracebacks_are_the_same(name: str, way: str) -> None:
-    """No frame of ours is in the text of a traceback."""
-    for found in result(WORKER, 2, f"fails_{name}", way):
-        assert not [
-            one["traceback"] for key, one in found.items() if key != "raises" and one["traceback"]
-        ]
+    """The text is the same; a kernel of ours that an exception passes has two entries in it."""
+    for rank, found in enumerate(result(WORKER, 2, f"fails_{name}", way)):
+        for variant in [key for key in found if key != "raises"]:
+            assert not found[variant]["traceback"], variant
+            passes = name in THROUGH_KERNELS[way] and variant != "off"
+            assert found[variant]["kernels"] == (FAILURES[name][rank] if passes else 0)
 
 
 # -- what else is there beside a tracker ----------------------------------------------------------
@@ -276,15 +286,19 @@ def test_somebody_elses_hooks(way: str) -> None:
 # -- torch.compile --------------------------------------------------------------------------------
 
 
-@ways
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    ("name", "backend", "way"),
+    [
+        *[(name, one, WAYS[0]) for name, backends in COMPILED.items() for one in backends],
+        *[(name, "aot_eager", way) for way in WAYS[1:] for name in COMPILED_QUICKLY],
+    ],
+)
 def test_compilation_is_the_same(name: str, backend: str, way: str) -> None:
     """Compiled before, inside, after: the same results, graphs, breaks and recompilations."""
     for found in result(WORKER, 2, f"compiles_{name}_{backend}", way):
         assert found["breaks"] == {"broken_function": 3, "ddp_compiled": 3}.get(name, 0)
         assert found["graphs"][0] > 0
-        for schedule in ("compiled inside", "compiled before", "on in every call"):
+        for schedule in ("compiled inside", "compiled before"):
             one = found[schedule]
             assert not one["differs"], schedule
             assert not one["said"], schedule
@@ -306,6 +320,42 @@ def test_exports_are_the_same(way: str) -> None:
         assert found == {"size": 5, "differs": ""}
 
 
+# -- faults of ours, and interruptions ------------------------------------------------------------
+
+
+@ways
+def test_a_clean_iteration_is_one(way: str) -> None:
+    """What the tests below compare with is right."""
+    assert result(WORKER, 1, "nothing_happens", way) == [[[], []]]
+
+
+@ways
+def test_our_faults_are_ours(way: str) -> None:
+    """A fault of ours is told once and ends the tracking; results are the same, nothing is left."""
+    (found,) = result(WORKER, 1, "our_faults", way)
+    assert len(found) > 20
+    assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+@ways
+@pytest.mark.parametrize("mode", ["summed", "each"])
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Late", "RuntimeError"])
+def test_interrupted_at_any_moment(kind: str, mode: str, way: str) -> None:
+    """A signal's exception reaches the user wherever it comes; the next iteration is clean."""
+    (found,) = result(WORKER, 1, f"interrupted_{kind}_{mode}", way)
+    assert found["wrong"] == []
+    assert found["said"] == []
+    assert found["places"] > 300
+
+
+@ways
+def test_interrupted_while_it_is_entered_or_left(way: str) -> None:
+    """The same while a tracker is entered and left: nothing stays, and nothing is missing after."""
+    (found,) = result(WORKER, 1, "interrupted_entering_and_leaving", way)
+    assert found["wrong"] == []
+    assert found["places"] > 40
+
+
 # -- a group of one, in this process --------------------------------------------------------------
 
 
@@ -315,7 +365,6 @@ def lone_group() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        Training().run()
         yield
         dist.destroy_process_group()
 
@@ -341,288 +390,10 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[logging.LogRec
     return lambda: [one for one in caplog.records if one.name.startswith("otel_modtrack")]
 
 
-class Sums(nn.Module):
-    """A layer, and collectives of several kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.layer(x)
-        with torch.no_grad():
-            y = funcol.all_reduce(x.detach(), "sum", dist.group.WORLD) * 1
-            work = dist.all_reduce(y, async_op=True)
-            dist.monitored_barrier()
-            work.wait()
-        return x + y
-
-
-class Training:
-    """DDP around FSDP's kind of hooks: collectives in forward, backward and optimizer step."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Sequential(Sums(), nn.Linear(4, 4)))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.optimizer.register_step_post_hook(lambda *_: dist.broadcast(torch.ones(3), 0))
-
-    def warm(self) -> Training:
-        """After two iterations DDP has arranged its buckets."""
-        self.iterate()
-        self.iterate()
-        return self
-
-    def iterate(self) -> Any:
-        """One iteration; all that is to be compared of it, as bytes."""
-        out = self.model(torch.ones(2, 4))
-        self.optimizer.zero_grad()
-        out.sum().backward()
-        grads = [one.grad.numpy().tobytes() for one in self.model.parameters()]
-        self.optimizer.step()
-        return out.detach().numpy().tobytes(), grads
-
-    def run(self, tracker: ModTracker | None = None, iterations: int = 3) -> list[Any]:
-        """Some iterations, the second in a step and with a group of its own."""
-        found = []
-        for number in range(iterations):
-            if tracker is not None and number == 1:
-                with tracker.step(number):
-                    found.append(self.iterate())
-            else:
-                found.append(self.iterate())
-            if number == 1:
-                group = dist.new_group([0])
-                dist.all_reduce(torch.ones(2), group=group)
-                dist.destroy_process_group(group)
-        return [*found, torch.get_rng_state().tolist()]
-
-
-# All-reduce twice, barrier; DDP's bucket; the optimizer's hook.
-ONE_ITERATION = {
-    "all_reduce": (3, 32 + 32 + 160),
-    "monitored_barrier": (1, 0),
-    "broadcast": (1, 12),
-}
-
-CLEAN = """\
-forward Sequential
-  forward Sequential.0
-    forward Sequential.0.layer
-  forward Sequential.1
+TREE = """\
+forward Linear
 backward
-  backward Sequential
-    backward Sequential.1
-    backward Sequential.0
-      backward Sequential.0.layer
-optimizer_step SGD"""
-
-
-def shown(exporter: InMemorySpanExporter) -> str:
-    """The tree of the finished spans, names' ordinals left out."""
-    spans = exporter.get_finished_spans()
-    check_intervals(spans)
-    return tree(spans).replace("Sequential#2", "Sequential")
-
-
-def clean_iteration(training: Training, exporter: InMemorySpanExporter) -> list[str]:
-    """What is wrong with one more iteration, in the tracker that is on."""
-    exporter.clear()
-    ledger = CORE.ledgers[0] if CORE.ledgers else None
-    with ModTracker(collectives="each") as counting:
-        training.iterate()
-        seen = {key: tuple(one) for key, one in counting.collectives.by_operation().items()}
-    faults = [] if ledger is not None else ["nothing counts"]
-    if seen != ONE_ITERATION:
-        faults.append(f"seen: {seen}")
-    try:
-        text = shown(exporter)
-    except AssertionError as unlike:
-        return [*faults, str(unlike)]
-    return faults if text.replace("!", "") == CLEAN else [*faults, text]
-
-
-@ways
-@pytest.mark.parametrize("mode", ["summed", "each"])
-@pytest.mark.usefixtures("forced")
-def test_a_clean_iteration(
-    mode: str, provider: TracerProvider, exporter: InMemorySpanExporter
-) -> None:
-    """What the tests below compare with is right."""
-    training = Training().warm()
-    with ModTracker(training.model, tracer_provider=provider, collectives=mode):
-        assert clean_iteration(training, exporter) == []
-
-
-INJECTED = [
-    "recorder.Recorder.seen",
-    "recorder.Recorder._place",
-    "recorder.Recorder.launched",
-    "recorder.Recorder._functional",
-    "recorder._done",
-    "ledger.Ledger.add",
-    "groups._describe",
-    "groups.Groups.of",
-    "groups.Groups.backend",
-    "hooks.HookWay.add",
-    "telling.gather",
-    "why.Reasons.explain",
-]
-ONLY_EACH = {"recorder.Recorder.launched", "recorder._done", "why.Reasons.explain"}
-
-
-def inject(monkeypatch: pytest.MonkeyPatch, where: str, after: int) -> list[int]:
-    """A fault of ours in a function, from its `after`-th call on; how often it was called."""
-    module, _, path = where.partition(".")
-    owner: Any = importlib.import_module(f"otel_modtrack.comm.{module}")
-    *outer, name = path.split(".")
-    owner = functools.reduce(getattr, outer, owner)
-    original = getattr(owner, name)
-    calls = [0]
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > after:
-            raise RuntimeError("injected")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, function)
-    for holder in ("intercept", "hooks", "kernels", "recorder"):  # imported by name
-        holding = importlib.import_module(f"otel_modtrack.comm.{holder}")
-        if vars(holding).get(name) is original:
-            monkeypatch.setattr(holding, name, function)
-    return calls
-
-
-@ways
-@pytest.mark.parametrize("mode", ["summed", "each"])
-@pytest.mark.parametrize("after", [0, 4])
-@pytest.mark.parametrize("where", INJECTED)
-@pytest.mark.usefixtures("forced")
-def test_our_faults_are_ours(  # noqa: PLR0913, PLR0917 - fixtures
-    where: str,
-    after: int,
-    mode: str,
-    way: str,
-    monkeypatch: pytest.MonkeyPatch,
-    provider: TracerProvider,
-    exporter: InMemorySpanExporter,
-    logged: Callable[[], list[logging.LogRecord]],
-) -> None:
-    """A fault of ours is logged once, and switches tracking off; the results are the same."""
-    untracked = Training().run()
-    before = patched_state()
-    with monkeypatch.context() as patch:
-        calls = inject(patch, where, after)
-        with ModTracker(tracer_provider=provider, collectives=mode) as tracker:
-            assert Training().run(tracker) == untracked
-        if calls[0] <= after:
-            pytest.skip(f"called {calls[0]} times only")
-    assert patched_state() == before
-    (record,) = logged()
-    assert "injected" in record.getMessage() + str(record.exc_info)
-    training = Training().warm()
-    with ModTracker(training.model, tracer_provider=provider):
-        assert clean_iteration(training, exporter) == []
-    assert len(logged()) == 1
-
-
-@ways
-@pytest.mark.parametrize("mode", ["summed", "each"])
-@pytest.mark.parametrize(
-    ("kind", "make", "stride"),
-    [(KeyboardInterrupt, plain_handler, 1), (Late, object_handler, 2), (RuntimeError, plain_handler, 3)],
-)
-@pytest.mark.usefixtures("forced")
-def test_interrupted_at_any_moment(  # noqa: PLR0913, PLR0917 - fixtures
-    kind: type[BaseException],
-    make: Callable[[BaseException], Any],
-    stride: int,
-    mode: str,
-    provider: TracerProvider,
-    exporter: InMemorySpanExporter,
-    logged: Callable[[], list[logging.LogRecord]],
-) -> None:
-    """A signal's exception reaches the user wherever it comes; the next iteration is clean."""
-    what = signal.SIGALRM
-    before_all = signal.getsignal(what)
-    before = patched_state()
-    number, hit, broken = 1, 0, []
-    try:
-        while True:
-            error = kind("late", 7)
-            seen: BaseException | None = None
-            training = Training().warm()
-            with ModTracker(training.model, tracer_provider=provider, collectives=mode):
-                signal.signal(what, make(error))
-                try:
-                    with Interrupt(what, number) as interrupt:
-                        training.iterate()
-                        group = dist.new_group([0])
-                        dist.all_reduce(torch.ones(2), group=group)
-                except kind as caught:
-                    seen, caught.__traceback__ = caught, None
-                if interrupt.where is None:
-                    break
-                hit += 1
-                faults = [
-                    *["swallowed"] * (seen is not error),
-                    *["off"] * (not CORE.on),
-                ]
-                # DDP does not survive an interrupted backward: another model.
-                training = Training().warm()
-                faults += clean_iteration(training, exporter)
-            faults += ["state left"] * (patched_state() != before)
-            if faults:
-                broken.append((number, *interrupt.where, *faults))
-                clean_up()
-            number += stride
-    finally:
-        signal.signal(what, before_all)
-    assert not broken, f"{len(broken)} of {hit}: {broken}"
-    assert hit * stride > 300
-    assert not logged()
-
-
-@ways
-@pytest.mark.usefixtures("forced")
-def test_interrupted_while_it_is_entered_or_left(provider: TracerProvider) -> None:
-    """A signal's exception while a tracker is entered or left: it is the user's, nothing stays."""
-    what = signal.SIGALRM
-    handler = signal.signal(what, plain_handler(Late("late")))
-    with ModTracker():  # once: the probe
-        pass
-    before = patched_state()
-    number, left = 0, []
-    try:
-        while True:
-            number += 1
-            raised = False
-            try:
-                with (
-                    Interrupt(what, number) as interrupt,
-                    ModTracker(tracer_provider=provider, collectives="each"),
-                ):
-                    pass
-            except Late:
-                raised = True
-            if interrupt.where is None:
-                break
-            if interrupt.where[::2] == ("__exit__", "call"):
-                clean_up()  # before the first thing that __exit__ can do
-            if not raised:
-                left.append((number, interrupt.where, "swallowed"))
-            if patched_state() != before:
-                left.append((number, interrupt.where, "left"))
-                clean_up()
-            with ModTracker() as tracker:
-                dist.all_reduce(torch.ones(2))
-                if tracker.collectives.total != 1:
-                    left.append((number, interrupt.where, "not seen"))
-    finally:
-        signal.signal(what, handler)
-    assert not left
-    assert number > 40
+  backward Linear"""
 
 
 # -- where nothing can be seen --------------------------------------------------------------------
@@ -646,16 +417,17 @@ def test_a_probe_that_sees_nothing(
     monkeypatch.setattr(owner, name, lambda *_: None)
     monkeypatch.setattr(ACTIVATION, "_interception", None)
     monkeypatch.setattr(ACTIVATION, "_said", set())
-    training = Training().warm()
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    x = torch.ones(2, 4)
     before = patched_state()
     for _ in range(2):
-        with ModTracker(training.model, tracer_provider=provider) as tracker:
-            training.iterate()
+        with ModTracker(model, tracer_provider=provider) as tracker:
+            model(x).sum().backward()
             assert CORE.on
             assert tracker.collectives.total == 0
             assert tracker.collectives.by_operation() == {}
         assert patched_state() == before
-        assert shown(exporter) == CLEAN
+        assert tree(exporter.get_finished_spans()) == TREE
         exporter.clear()
         (record,) = logged()
         assert record.levelno == logging.WARNING
@@ -693,7 +465,8 @@ def outcome(code: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    return "".join(line for line in said.splitlines(True) if not line.startswith("[Gloo]"))
 
 
 def test_a_torch_without_distributed() -> None:
@@ -712,9 +485,7 @@ def test_a_torch_without_distributed() -> None:
                   tracker.collectives.by_module(), tracker.collectives.by_phase())
         ours = [name for name in sys.modules if name.startswith("otel_modtrack.comm.")]
         print("intercept" in str(ours), "kernels" in str(ours), "hooks" in str(ours))
-    """) == (
-        "summed 0 0 {} {}\neach 0 0 {} {}\noff 0 0 {} {}\nFalse False False\n"
-    )
+    """) == ("summed 0 0 {} {}\neach 0 0 {} {}\noff 0 0 {} {}\nFalse False False\n")
 
 
 def test_a_torch_without_the_package() -> None:
@@ -737,7 +508,8 @@ def test_a_torch_without_the_package() -> None:
 
 def test_a_group_that_comes_and_goes_inside() -> None:
     """init_process_group and destroy_process_group while tracking; nothing is said or left."""
-    assert outcome("""
+    assert (
+        outcome("""
         import logging
         import torch, torch.distributed as dist
         from otel_modtrack import ModTracker
@@ -750,8 +522,9 @@ def test_a_group_that_comes_and_goes_inside() -> None:
                     dist.all_reduce(torch.ones(2))
                     dist.destroy_process_group()
                 print(tracker.collectives.total, list(tracker.collectives.by_group()))
-    """).replace("[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer"
-                 " ranks is : 0\n", "") == "2 ['0']\n2 ['0']\n"
+    """)
+        == "2 ['0']\n2 ['0']\n"
+    )
 
 
 @ways
