@@ -31,7 +31,7 @@ from otel_modtrack.calls import (
 )
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.engine import current_graph_task_id
-from otel_modtrack.regions import Kind, Phase, Region, Subject
+from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
 from otel_modtrack.swap import CodeSwap, moved, skip_by_dynamo
 
 if TYPE_CHECKING:
@@ -250,6 +250,10 @@ def fail(state: ThreadState, before: Region | None, error: BaseException) -> Non
             state.raising = None
             tidy(state)
     except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
+        call = state.running
+        if isinstance(fault, RecursionError) and call is not None and call is not before:
+            # At the user's recursion limit nothing can be called: what is known is its type.
+            call.failure = call.failure or Failure(type(error).__qualname__, "", str, clock())
         abandon(state, before)
         CORE.fault("a module's failing", fault)
 

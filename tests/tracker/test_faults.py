@@ -779,6 +779,31 @@ def test_an_exception_that_cannot_be_printed(
     assert not logged()
 
 
+def test_errors_at_the_recursion_limit_are_told_at_any_depth(
+    provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """Wherever the limit is met, in the user's code or in ours, each call that it left says so."""
+
+    class Endless(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self(x)
+
+    def deeper(depth: int) -> None:
+        if depth:
+            deeper(depth - 1)
+        else:
+            with pytest.raises(RecursionError):
+                Endless()(X)
+
+    with ModTracker(tracer_provider=provider):
+        for depth in range(16):
+            deeper(depth)
+            spans = exporter.get_finished_spans()
+            assert {span.status.status_code for span in spans} == {trace.StatusCode.ERROR}
+            assert {span.attributes["error.type"] for span in spans} == {"RecursionError"}
+            exporter.clear()
+
+
 def test_too_deep_a_recursion_is_the_users(
     provider: TracerProvider,
     exporter: InMemorySpanExporter,
