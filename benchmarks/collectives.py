@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from opentelemetry.sdk.trace import TracerProvider
-from overhead import CLOCKS, Loop, Settings, say, spread
+from overhead import Loop, Settings, parse, say, spread
 from programs import OFF, WAYS, Program, adding, all_reducing, program_variants, without_collectives
 from report import INFER, TRAIN, environment
 from telemetry import Dropping
@@ -220,39 +220,10 @@ def verdicts(results: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{len(found) - len(missed)} of {len(found)} met", *missed]
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, help="visits of each variant (default: 12)")
-    parser.add_argument("--quick", action="store_true", help="see that it runs; figures are rough")
-    parser.add_argument(
-        "--clock",
-        choices=list(CLOCKS),
-        default="wall",
-        help="cpu: the processor time of this process, where others use the machine as well",
-    )
-    parser.add_argument(
-        "--json",
-        type=pathlib.Path,
-        default=pathlib.Path(__file__).with_name("results") / "collectives.json",
-        metavar="OUT",
-        help="where the results are written (default: %(default)s)",
-    )
-    options = parser.parse_args(argv)
-    if options.rounds is not None and options.rounds < 1:
-        parser.error("--rounds: at least 1")
-    return options
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write. A missed target is told, and is not an error."""
-    options = arguments(argv)
-    settings = Settings(rounds=12, clock=options.clock)
-    if options.quick:
-        settings = dataclasses.replace(settings, rounds=3, visit_s=0.002)
-    if options.rounds is not None:
-        settings = dataclasses.replace(settings, rounds=options.rounds)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options, settings = parse(parser, argv, Settings(rounds=12), "collectives.json")
     _prepare()
     results = in_one_process(settings) + in_two_processes(settings)
     report = {

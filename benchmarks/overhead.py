@@ -28,7 +28,7 @@ from workloads import WORKLOADS, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["CLOCKS", "Loop", "Settings", "main", "say", "spread"]
+__all__ = ["Loop", "Settings", "main", "parse", "say", "spread"]
 
 # The second leaves out what else the machine does, and waiting for the receiver.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -157,17 +157,21 @@ def summary(times: dict[str, list[float]], calls: int) -> list[dict[str, Any]]:
     ]
 
 
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, help="visits of each variant (default: 40)")
-    parser.add_argument("--quick", action="store_true", help="see that it runs; figures are rough")
+def parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, default: Settings, results: str
+) -> tuple[argparse.Namespace, Settings]:
+    """What all benchmarks are told, beside what `parser` knows already; the folder is made.
+
+    Args:
+        parser: of the benchmark's own options.
+        argv: the command line.
+        default: what is measured how often, unless it is told otherwise.
+        results: the file that the results are written to, unless it is told otherwise.
+    """
     parser.add_argument(
-        "--workload",
-        action="append",
-        choices=list(WORKLOADS),
-        help="only this one; may be repeated",
+        "--rounds", type=int, help=f"visits of each variant (default: {default.rounds})"
     )
+    parser.add_argument("--quick", action="store_true", help="see that it runs; figures are rough")
     parser.add_argument(
         "--clock",
         choices=list(CLOCKS),
@@ -177,28 +181,35 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json",
         type=pathlib.Path,
-        default=pathlib.Path(__file__).with_name("results") / "overhead.json",
+        default=pathlib.Path(__file__).with_name("results") / results,
         metavar="OUT",
         help="where the results are written (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds: at least 1")
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write. A missed target is told, and is not an error."""
-    options = arguments(argv)
-    settings = Settings(clock=options.clock)
+    settings = dataclasses.replace(default, clock=options.clock)
     if options.quick:
         settings = dataclasses.replace(settings, rounds=3, visit_s=0.002)
     if options.rounds is not None:
         settings = dataclasses.replace(settings, rounds=options.rounds)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    return options, settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write. A missed target is told, and is not an error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--workload",
+        action="append",
+        choices=list(WORKLOADS),
+        help="only this one; may be repeated",
+    )
+    options, settings = parse(parser, argv, Settings(), "overhead.json")
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]  # where the caller exports to is not what is measured
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells every start and stop
-    options.json.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, about the hooks that are compared with
     telemetry = Telemetry()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otel_modtrack.backward import EngineSwap
 from otel_modtrack.comm.telling import EACH, OFF
 from otel_modtrack.core import CORE
 from otel_modtrack.current import ContextReader
 from otel_modtrack.forward import ForwardSwap
 from otel_modtrack.interrupts import from_signal_handler
+from otel_modtrack.launches import EngineSwap
 from otel_modtrack.optimizers import OptimizerHooks
 from otel_modtrack.regions import Sink
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from otel_modtrack import where
 from otel_modtrack.comm.ledger import GLOBAL
 from otel_modtrack.core import CORE
+from otel_modtrack.sizes import render_size
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Collectives"]
 
 _BOLD, _DIM, _PLAIN = "\033[1m", "\033[2m", "\033[0m"
-_KIB = 1024
 _PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
 
 
@@ -188,7 +189,7 @@ class Collectives:
             RuntimeError: if nothing ran yet.
         """
         self._check_ran("to_json")
-        rank, world_size = _rank()
+        rank, world_size = where.process()
         modules = self.by_module()
         root: dict[str, Any] = {}
         above: list[dict[str, Any]] = []
@@ -230,7 +231,7 @@ class Collectives:
         Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def __repr__(self) -> str:
-        return f"<Collectives: {self.total}, {_text(self.size)}>"
+        return f"<Collectives: {self.total}, {render_size(self.size)}>"
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -270,17 +271,9 @@ class Collectives:
                 yield _Module(fqn, 1, None)
 
     def _title(self) -> str:
-        rank, world_size = _rank()
-        where = f" on rank {rank} of {world_size}" if world_size else ""
-        return f"Collectives{where}: {self.total}, {_text(self.size)}"
-
-
-def _rank() -> tuple[int, int]:
-    """Rank and world size; (0, 0) where nothing is distributed."""
-    dist = torch.distributed
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 0
+        rank, world_size = where.process()
+        which = f" on rank {rank} of {world_size}" if world_size else ""
+        return f"Collectives{which}: {self.total}, {render_size(self.size)}"
 
 
 def _own_parameters(subject: Subject | None) -> dict[str, torch.Tensor]:
@@ -339,7 +332,7 @@ def _module_lines(
         if not shown:
             yield first.rstrip()
         for phase, operation, tally in shown:
-            numbers = f"{tally.count:7}  {_text(tally.size):>11}"
+            numbers = f"{tally.count:7}  {render_size(tally.size):>11}"
             yield f"{first}  {phase:9}  {operation:17}  {numbers}"
             first = " " * width
         indent = " " * (len(name) - len(name.lstrip()) + 4)
@@ -351,19 +344,8 @@ def _group_lines(groups: dict[str, Tally], *, color: bool) -> Iterator[str]:
     width = max(len("process group"), *(len(name) for name in groups), 0)
     yield _styled(f"{'process group':{width}}  {'count':>7}  {'bytes':>11}", _DIM, color=color)
     for name, tally in groups.items():
-        yield f"{name:{width}}  {tally.count:7}  {_text(tally.size):>11}"
+        yield f"{name:{width}}  {tally.count:7}  {render_size(tally.size):>11}"
 
 
 def _styled(text: str, style: str, *, color: bool) -> str:
     return f"{style}{text}{_PLAIN}" if color else text
-
-
-def _text(size: float) -> str:
-    """Bytes for people: ``512 B``, ``1.5 KiB``."""
-    if size < _KIB:
-        return f"{size} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= _KIB
-        if size < _KIB:
-            return f"{size:.1f} {unit}"
-    return f"{size / _KIB:.1f} TiB"

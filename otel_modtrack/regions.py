@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from otel_modtrack.comm.records import Collective
 
-__all__ = ["Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
+__all__ = ["CALLS", "Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
 
 
 _APART_NS = 20_000  # how far apart two clocks may be read to count as read at once
@@ -38,6 +38,9 @@ class Kind(enum.Enum):
     OPTIMIZER = "optimizer"
     BACKWARD = "backward"  # one run of the autograd engine: the root of its backward regions
     ENGINE = "engine"  # what runs on a thread inside an engine run hangs under it; never exported
+
+
+CALLS: Final = (Kind.MODULE, Kind.SCOPE)  # what is called, has a name, and may have a backward
 
 
 class Subject:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 
 from otel_modtrack import semconv
-from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject, Unit
+from otel_modtrack.regions import CALLS, Failure, Kind, Phase, Region, Subject, Unit
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
@@ -26,7 +26,7 @@ def span_name(subject: Subject, phase: str) -> str:
 
 def attributes_of(subject: Subject, phase: str) -> dict[str, AttributeValue]:
     """The attributes that all regions of a subject and phase have in common."""
-    if subject.kind not in (Kind.MODULE, Kind.SCOPE):
+    if subject.kind not in CALLS:
         return {}
     found: dict[str, AttributeValue] = {
         semconv.PHASE: phase,

@@ -18,7 +18,7 @@ from otel_modtrack.comm.ledger import Ledger
 from otel_modtrack.comm.telling import EACH, OFF, SUMMED
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names
-from otel_modtrack.regions import Kind, Unit
+from otel_modtrack.regions import CALLS, Unit
 from otel_modtrack.saying import tell
 from otel_modtrack.spans import Scope, SpanSink, make_sink
 from otel_modtrack.version import __version__
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["ModTracker", "Step"]
 
 logger = logging.getLogger("otel_modtrack")
-
-_NAMED = (Kind.MODULE, Kind.SCOPE)
 
 
 class ModTracker:
@@ -198,7 +196,7 @@ class ModTracker:
         state = THREADS.state
         region = where.region(state)
         if region is not None:
-            found |= {one.subject.fqn for one in region.chain() if one.subject.kind in _NAMED}
+            found |= {one.subject.fqn for one in region.chain() if one.subject.kind in CALLS}
         elif state.skip:
             found |= where.fqns_on_stack()
         return found
@@ -342,10 +340,10 @@ class Step:
 
 def _ranks() -> dict[str, int]:
     """Which of all processes this is, where torch.distributed is initialised."""
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized():
+    rank, world_size = where.process()
+    if not world_size:
         return {}
-    found = {semconv.RANK: dist.get_rank(), semconv.WORLD_SIZE: dist.get_world_size()}
+    found = {semconv.RANK: rank, semconv.WORLD_SIZE: world_size}
     local = os.environ.get("LOCAL_RANK", "")
     if local.isdecimal():
         found[semconv.LOCAL_RANK] = int(local)

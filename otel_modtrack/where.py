@@ -1,10 +1,11 @@
-"""Where a thread is: the innermost region that runs on it, forward or backward."""
+"""Where we are: the innermost region that runs on a thread, and which process of how many."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from otel_modtrack.core import CORE, real
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from otel_modtrack.core import ThreadState
     from otel_modtrack.regions import Region
 
-__all__ = ["fqns_on_stack", "region"]
+__all__ = ["fqns_on_stack", "process", "region"]
 
 
 def region(state: ThreadState) -> Region | None:
@@ -42,3 +43,11 @@ def fqns_on_stack() -> set[str]:
             found.add(CORE.names.fqn(module) or CORE.names.name(module).fqn)
         frame = frame.f_back
     return found
+
+
+def process() -> tuple[int, int]:
+    """Rank and world size of this process; (0, 0) where nothing is distributed."""
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 0

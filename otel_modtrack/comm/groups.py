@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from otel_modtrack.comm.records import Group
+from otel_modtrack.interrupts import from_signal_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,25 +60,32 @@ class Groups:
 
 
 def _describe(group: Any) -> Group:
-    name, description = "", ""
-    with contextlib.suppress(Exception):  # a group that has no name, or a class of the user's
-        name = str(group.group_name)
-    with contextlib.suppress(Exception):
-        description = str(group.group_desc)
+    name = _asked(lambda: group.group_name)
+    description = _asked(lambda: group.group_desc)
     return Group(name, int(group.size()), "" if description == _NO_DESCRIPTION else description)
 
 
 def _backend(group: Any, device: str) -> str:
-    name = ""
-    with contextlib.suppress(Exception):  # a backend that has no name, or a class of the user's
-        devices = group._device_types  # noqa: SLF001
-        if not device and devices:
-            device = devices[0].type
-        name = str(group._get_backend(torch.device(device)).name())  # noqa: SLF001
+    def served() -> str:
+        kind = device
+        if not kind and group._device_types:  # noqa: SLF001
+            kind = group._device_types[0].type  # noqa: SLF001
+        return group._get_backend(torch.device(kind)).name()  # type: ignore[no-any-return]  # noqa: SLF001
+
+    name = _asked(served)
     if name in _NAMELESS:  # then the name that it was asked for by
-        with contextlib.suppress(Exception):
-            name = str(c10d._world.pg_map[group][0])  # noqa: SLF001
+        name = _asked(lambda: c10d._world.pg_map[group][0]) or name  # noqa: SLF001
     return name.lower()
+
+
+def _asked(ask: Callable[[], Any]) -> str:
+    """What a group answers; "" if it does not: it has none, or is of a class of the user's."""
+    try:
+        return str(ask())
+    except Exception as error:
+        if from_signal_handler(error):
+            raise
+        return ""
 
 
 def existing_groups() -> list[Any]:

@@ -6,7 +6,6 @@ inside the autograd node that launches it. What has no hook is left to `kernels`
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -87,9 +86,8 @@ class HookWay:
         for key, ref in list(self._groups.items()):
             group = ref()
             if group is not None:
-                with contextlib.suppress(RuntimeError):
-                    group.unregister_pre_hook(_ID)
-                    group.unregister_post_hook(_ID)
+                group.unregister_pre_hook(_ID)  # of what is not there: does nothing
+                group.unregister_post_hook(_ID)
             del group
             self._groups.pop(key, None)
             self._after.discard(key)

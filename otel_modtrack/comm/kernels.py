@@ -13,7 +13,12 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from otel_modtrack.comm.faults import fault
-from otel_modtrack.comm.operators import C10D, functional_operators, known_operators
+from otel_modtrack.comm.operators import (
+    C10D,
+    functional_operators,
+    known_operators,
+    torch_function_modes,
+)
 from otel_modtrack.core import CORE
 from otel_modtrack.swap import skip_by_dynamo
 
@@ -26,7 +31,6 @@ __all__ = ["FUNCTIONAL", "FunctionalKernels", "KernelWay"]
 
 _C: Any = torch._C  # noqa: SLF001
 _KEY = "BackendSelect"
-_torch_function_modes: Callable[[], int] = _C._len_torch_function_stack  # noqa: SLF001
 _OUTPUTS = {"output_tensors", "output_tensor", "outputs", "output", "output_lists"}
 _TENSORS = ("Tensor", "List[Tensor]", "List[List[Tensor]]")
 
@@ -103,8 +107,7 @@ class KernelWay(_Kernels):
 
             def kernel(keys: Any, *args: Any) -> Any:
                 try:
-                    inputs = _flat(args, ins) if CORE.on else []
-                    if CORE.on and not _is_fake_quietly(inputs):
+                    if CORE.on and not _is_fake(inputs := _flat(args, ins)):
                         asynchronous = async_at >= 0 and (
                             args[async_at] if async_at < len(args) else True
                         )
@@ -170,18 +173,14 @@ def _flat(args: tuple[Any, ...], at: list[int]) -> list[Any]:
     return found
 
 
-def _is_fake_quietly(tensors: list[Any]) -> bool:
-    if not _torch_function_modes():
-        return _is_fake(tensors)
-    with _C.DisableTorchFunction():
-        return _is_fake(tensors)
-
-
 def _is_fake(tensors: list[Any]) -> bool:
     """Whether this is torch finding out shapes, and nothing is sent."""
-    for tensor in tensors:
-        if type(tensor) is not torch.Tensor and type(tensor).__name__ == "FakeTensor":
-            return True
-        if tensor.is_meta:
-            return True
-    return False
+    if torch_function_modes():
+        with _C.DisableTorchFunction():
+            return any(map(_has_no_data, tensors))
+    return any(map(_has_no_data, tensors))
+
+
+def _has_no_data(tensor: Any) -> bool:
+    kind = type(tensor)
+    return (kind is not torch.Tensor and kind.__name__ == "FakeTensor") or tensor.is_meta

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from otel_modtrack.comm.records import Phases, Tally
-from otel_modtrack.regions import Kind, Phase
+from otel_modtrack.regions import CALLS, Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,6 @@ __all__ = ["GLOBAL", "Called", "Ledger"]
 
 GLOBAL = "Global"
 _SETTLE_AT = 256  # records that wait to be counted
-_MODULES = (Kind.MODULE, Kind.SCOPE)
 
 # The modules around, innermost first; the phase; the operator and the group's name.
 _Key = tuple[tuple[str, ...], str, tuple["Operator", str]]
@@ -61,7 +60,7 @@ class Ledger:
             subject = region.subject
             known = called.get(subject.fqn)
             if known is None:
-                if subject.kind in _MODULES:
+                if subject.kind in CALLS:
                     called[subject.fqn] = Called(subject, _above(region))
             elif known.subject is not subject and known.subject.ref() is None:
                 known.subject = subject  # a new module under the old one's name
@@ -120,7 +119,7 @@ _NONE = Tally(0, 0)
 
 def _above(region: Region) -> str:
     for one in _outward(region):
-        if one is not region and one.subject.kind in _MODULES and one.subject.fqn:
+        if one is not region and one.subject.kind in CALLS and one.subject.fqn:
             return one.subject.fqn
     return GLOBAL
 

@@ -22,6 +22,7 @@ __all__ = [
     "look",
     "measure",
     "shapes_of",
+    "torch_function_modes",
 ]
 
 _C: Any = torch._C  # noqa: SLF001
@@ -79,7 +80,7 @@ HOOKED = {
 
 _WAITS = ("wait_tensor", "wait_tensors")  # they launch nothing
 
-_torch_function_modes: Callable[[], int] = _C._len_torch_function_stack  # noqa: SLF001
+torch_function_modes: Callable[[], int] = _C._len_torch_function_stack  # noqa: SLF001
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _dtype_names: dict[torch.dtype, str] = {}
@@ -135,7 +136,7 @@ def look(  # noqa: PLR0911 - it gives up wherever it meets something unusual
     """
     # Reading a tensor is not for the user's modes and subclasses to notice. To switch that off
     # costs as much as all the rest, so it is done only where there are any.
-    if _torch_function_modes():
+    if torch_function_modes():
         return measure(inputs, outputs)
     put = got = 0
     dtype = None

@@ -32,7 +32,7 @@ from otel_modtrack.regions import Phase
 if TYPE_CHECKING:
     from otel_modtrack.comm.operators import Measured
     from otel_modtrack.comm.records import Group
-    from otel_modtrack.regions import Region, Unit
+    from otel_modtrack.regions import Region
 
 __all__ = ["Recorder"]
 
@@ -89,14 +89,14 @@ class Recorder:
         # The clock is not read before its region's, which may have been opened just now.
         if unit is not None:
             if self.each:
-                record: Collective = self._detailed(launch, region, unit, inputs, outputs)
+                record: Collective = self._detailed(launch, region, inputs, outputs)
             else:
-                record = Collective(launch, region, unit, clock())
+                record = Collective(launch, region, clock())
             unit.collectives.append(record)
         elif state.skip:
             record = _unrecorded(launch)
         else:
-            record = Collective(launch, region, None, clock())
+            record = Collective(launch, region, clock())
         for ledger in CORE.ledgers:
             ledger.add(record)
 
@@ -134,9 +134,9 @@ class Recorder:
         )
 
     def _detailed(
-        self, launch: Launch, region: Region | None, unit: Unit, inputs: Any, outputs: Any
+        self, launch: Launch, region: Region | None, inputs: Any, outputs: Any
     ) -> Detailed:
-        record = Detailed(launch, region, unit, clock())
+        record = Detailed(launch, region, clock())
         record.details = Details(shapes_of(inputs or outputs) if launch.operator.paid else ())
         self._reasons.explain(record.details, inputs)
         self._last.record = record
@@ -145,7 +145,7 @@ class Recorder:
 
 def _unrecorded(launch: Launch) -> Unrecorded:
     """Nothing is recorded on this thread: the Python stack still tells the modules of a forward."""
-    record = Unrecorded(launch, None, None, clock())
+    record = Unrecorded(launch, None, clock())
     fqns = tuple(where.fqns_on_stack())
     phase = Phase.FORWARD if fqns else Phases.OUTSIDE
     if current_graph_task_id() != -1:

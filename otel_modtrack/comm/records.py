@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from otel_modtrack.regions import Region, Unit
+    from otel_modtrack.regions import Region
 
 __all__ = [
     "Collective",
@@ -151,23 +151,19 @@ class Collective:
     Attributes:
         launch: what it has in common with others.
         region: that it was launched in, or None.
-        unit: that tells of it, or None.
         at_ns: when (`time.perf_counter_ns`).
         elsewhere: fqns of modules and phase, where there is no region.
         details: in mode "each", if it is told.
     """
 
-    __slots__ = ("at_ns", "launch", "region", "unit")
+    __slots__ = ("at_ns", "launch", "region")
 
     elsewhere: tuple[tuple[str, ...], str] = ((), Phases.OUTSIDE)
     details: Details | None = None
 
-    def __init__(
-        self, launch: Launch, region: Region | None, unit: Unit | None, at_ns: int
-    ) -> None:
+    def __init__(self, launch: Launch, region: Region | None, at_ns: int) -> None:
         self.launch = launch
         self.region = region
-        self.unit = unit
         self.at_ns = at_ns
 
 

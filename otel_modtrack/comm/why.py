@@ -86,17 +86,23 @@ class Reasons:
         if node is None or node._sequence_nr() < ACCUMULATE:  # noqa: SLF001
             return
         variable = node.variable
+        found = self._ddp_of(variable) if inputs[0].is_floating_point() else None
+        if found is not None:
+            ddp, buckets = found
+            place = buckets.place(variable, sum(tensor.numel() for tensor in inputs))
+            CORE.unexplained.append(partial(_explain, details, buckets, weakref.ref(ddp), place))
+
+    def _ddp_of(self, variable: Any) -> tuple[Any, _Buckets] | None:
+        """The DDP module that has this parameter, among those met before and then all."""
+        for ddp, buckets in list(self._buckets.items()):
+            if buckets.has(variable):
+                return ddp, buckets
         for ddp in _ddp_modules():
-            buckets = self._buckets.get(ddp)
-            if buckets is None:
+            if ddp not in self._buckets:
                 buckets = self._buckets[ddp] = _Buckets(ddp)
-            if buckets.has(variable) and inputs[0].is_floating_point():
-                elements = sum(tensor.numel() for tensor in inputs)
-                place = buckets.place(variable, elements)
-                CORE.unexplained.append(
-                    partial(_explain, details, buckets, weakref.ref(ddp), place)
-                )
-                return
+                if buckets.has(variable):
+                    return ddp, buckets
+        return None
 
 
 def _explain(details: Details, buckets: _Buckets, ref: weakref.ref[Any], place: _Place) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from otel_modtrack.sizes import render_size
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.model import build_trees, find_steps, sum_collectives
 from otel_modtrack.view.reader import from_sdk, read_trace_file
-from otel_modtrack.view.terminal import render_size, render_slowest, render_tree
+from otel_modtrack.view.terminal import render_slowest, render_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

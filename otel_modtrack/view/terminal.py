@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack import semconv
+from otel_modtrack.sizes import render_size
 from otel_modtrack.view.model import sum_collectives
 
 if TYPE_CHECKING:
@@ -14,13 +15,12 @@ if TYPE_CHECKING:
     from otel_modtrack.view.model import Collectives, Node, Span
 
 
-__all__ = ["render_size", "render_slowest", "render_tree"]
+__all__ = ["render_slowest", "render_tree"]
 
 _BOLD: Final = "1"
 _DIM: Final = "2"
 _RED: Final = "31"
 _CYAN: Final = "36"
-_KIB: Final = 1024
 _PHASE_COLOURS: Final = {"forward": "32", "backward": "34", "recompute": "35"}
 _TREE_HEADER: Final = " total ms    self ms   share  span"
 _TABLE_HEADER: Final = "  self ms   share   total ms  calls  span"
@@ -141,18 +141,6 @@ def _collectives(one: Collectives) -> str:
         f"({one.group})" if one.group else "",
     ]
     return _printable(" ".join(filter(None, parts)))
-
-
-def render_size(size_bytes: int) -> str:
-    """Write a size for people: ``64 B``, ``1.2 MiB``."""
-    if size_bytes < _KIB:
-        return f"{size_bytes} B"
-    size: float = size_bytes
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= _KIB
-        if size < _KIB - 0.05:  # or it would be written 1024.0
-            return f"{size:.1f} {unit}"
-    return f"{size / _KIB:,.1f} TiB"
 
 
 def _printable(text: str) -> str:

@@ -91,6 +91,7 @@ from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.comm.hooks import HookWay
 from otel_modtrack.core import CORE
 from tests.conftest import patched_state
+from tests.same import generators, graph_of
 from tests.tracker.test_faults import Interrupt, Late, clean_up, object_handler, plain_handler
 from tests.trees import check_intervals, tree
 
@@ -173,29 +174,6 @@ def bits(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): bits(one) for key, one in value.items()}
     return value
-
-
-def generators() -> Any:
-    """The states of the random number generators."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, keys.tobytes(), rest, bits(torch.get_rng_state())
-
-
-def graph_of(out: torch.Tensor, base: int) -> list[Any]:
-    """The autograd graph: each node's name, number and edges."""
-    found: dict[Any, int] = {}
-    shown = []
-    stack = [out.grad_fn] if out.grad_fn is not None else []
-    while stack:
-        node = stack.pop()
-        if node in found:
-            continue
-        found[node] = len(found)
-        number = node._sequence_nr()
-        below = [(one.name() if one else None, at) for one, at in node.next_functions]
-        shown.append((node.name(), number - base if number < 2**62 else None, below))
-        stack += [one for one, _ in node.next_functions if one is not None]
-    return shown
 
 
 def launched(since: dict[Any, int] | None = None) -> dict[Any, int]:
