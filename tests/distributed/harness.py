@@ -1,4 +1,4 @@
-"""Runs a worker script on several gloo processes under torchrun, once, and hands out its results.
+"""Runs a worker script on several gloo processes, once, and hands out its results.
 
 A worker is a file of cases:
 
@@ -12,11 +12,13 @@ A worker is a file of cases:
 
 Every rank runs all cases in order; what each returned (or the traceback of what it raised) comes
 back as one dict per rank. Starting processes and importing torch costs seconds, so that a worker
-has many cases and is started once per session and set of arguments.
+has many cases and is started once per session and set of arguments; torchrun, which imports torch
+for itself first, is left to the tests of the examples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,8 @@ __all__ = ["case", "launch", "main", "result"]
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 240
+# By these, coverage begins in a process that is started.
+COVERAGE = ("COVERAGE_PROCESS_CONFIG", "COVERAGE_PROCESS_START")
 
 _cases: dict[str, Callable[[int], Any]] = {}
 
@@ -46,25 +51,31 @@ def case(function: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def main() -> None:
-    """What a worker does when torchrun starts it: ``worker.py RESULTS_DIR [way]``."""
+    """What a worker does when it is started: ``worker.py RESULTS_DIR WAYS``, with a comma between.
+
+    All cases run in the first way, then all in the next.
+    """
     import torch  # noqa: PLC0415 - the side of the tests does not need it
     import torch.distributed as dist  # noqa: PLC0415
 
-    folder, way = Path(sys.argv[1]), sys.argv[2]
+    folder, ways = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
-    choose_way(way)
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found: dict[str, Any] = {}
-    for name, function in _cases.items():
-        torch.manual_seed(0)
-        try:
-            found[name] = {"value": function(world)}
-        except BaseException:  # told by the test
-            found[name] = {"error": traceback.format_exc()}
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            raise  # the ranks may be out of step now
-        (folder / f"{rank}.json").write_text(json.dumps(found))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    found: dict[str, dict[str, Any]] = {}
+    for way in ways.split(","):
+        choose_way(way)
+        of_way = found[way] = {}
+        for name, function in _cases.items():
+            torch.manual_seed(0)
+            try:
+                of_way[name] = {"value": function(world)}
+            except BaseException:  # told by the test
+                of_way[name] = {"error": traceback.format_exc()}
+                raise  # the ranks may be out of step now
+            finally:
+                (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
@@ -76,26 +87,72 @@ def choose_way(way: str) -> None:
         intercept.forced_way = way
 
 
+def covered(rank: int, processes: int, command: list[str]) -> bool:
+    """Whether coverage, where it is on, sees a process; that costs half as much time again.
+
+    One rank is enough, for all run the same lines. What is compared with an untracked run in
+    `worker_harmless` runs as it does at the users', with no tracer beside ours: the lines are those
+    that the other workers cover, and what is injected is injected where it runs alone.
+    """
+    return rank == 0 and (processes == 1 or "worker_harmless" not in command[1])
+
+
+def start(rank: int, processes: int, command: list[str], port: int, out: Any) -> Any:
+    """One of the processes, with what torchrun tells it."""
+    unseen = () if covered(rank, processes, command) else COVERAGE
+    env = {
+        **{key: value for key, value in os.environ.items() if key not in unseen},
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(HERE),
+    }
+    return subprocess.Popen(  # noqa: S603 - our own command
+        command, env=env, stdout=out, stderr=out, start_new_session=True
+    )
+
+
+def wait_for(started: list[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or one has failed or hangs: the others would wait for it."""
+
+    def succeed(process: subprocess.Popen[bytes]) -> None:
+        if process.wait():
+            raise ChildProcessError
+
+    with futures.ThreadPoolExecutor(len(started)) as pool:
+        try:
+            ends = [pool.submit(succeed, one) for one in started]
+            futures.wait(ends, TIMEOUT_S, futures.FIRST_EXCEPTION)
+        finally:
+            for one in started:
+                if one.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(one.pid, signal.SIGTERM)
+
+
 @functools.cache
-def launch(worker: str, processes: int, way: str = "") -> tuple[dict[str, Any], ...]:
-    """The results of all cases of a worker, by rank; of a worker that hangs, those so far."""
+def launch(worker: str, processes: int, ways: str = "") -> tuple[dict[str, Any], ...]:
+    """The results of all cases of a worker, by rank; of a worker that hangs, those so far.
+
+    Args:
+        worker: its file.
+        processes: how many.
+        ways: of seeing collectives, with a comma between; the results are by way, then by case.
+    """
+    import torch.distributed as dist  # noqa: PLC0415
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={processes}", str(HERE / worker), folder, way),
-        ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
         log = Path(folder) / "output"
-        with (
-            log.open("wb") as out,
-            subprocess.Popen(  # noqa: S603 - our own command
-                command, env=env, stdout=out, stderr=out, start_new_session=True
-            ) as started,
-        ):
-            try:
-                started.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:  # with its workers
-                os.killpg(started.pid, signal.SIGTERM)
+        command = [sys.executable, str(HERE / worker), folder, ways]
+        with log.open("ab") as out:
+            wait_for(
+                [start(rank, processes, command, store.port, out) for rank in range(processes)]
+            )
         output = log.read_text(errors="replace")[-12_000:]
         found = []
         for rank in range(processes):
@@ -104,18 +161,28 @@ def launch(worker: str, processes: int, way: str = "") -> tuple[dict[str, Any], 
     return tuple({**one, "_output": output} for one in found)
 
 
-def result(worker: str, processes: int, name: str, way: str = "") -> list[Any]:
-    """What case `name` returned on each rank; fails with the traceback of the rank that raised."""
+def result(worker: str, processes: int, name: str, way: str = "", ways: str = "") -> list[Any]:
+    """What case `name` returned on each rank; fails with the traceback of the rank that raised.
+
+    Args:
+        worker: its file.
+        processes: how many.
+        name: the case's.
+        way: of seeing collectives; "" is the library's choice.
+        ways: all those that the worker is started for; "" is `way` alone.
+    """
     values = []
-    ranks = launch(worker, processes, way)
+    ranks = launch(worker, processes, ways or way)
     for rank, found in enumerate(ranks):
-        case_ = found.get(name)
+        case_ = found.get(way, {}).get(name)
         if case_ is None:
             errors = [
                 one["error"]
-                for r in ranks
-                for key, one in r.items()
-                if key != "_output" and "error" in one
+                for each in ranks
+                for key, cases in each.items()
+                if key != "_output"
+                for one in cases.values()
+                if "error" in one
             ]
             told = errors[0] if errors else found["_output"]
             raise AssertionError(f"{name} did not run on rank {rank}\n{told}")

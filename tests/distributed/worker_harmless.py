@@ -241,7 +241,29 @@ VARIANTS = {
 }
 
 
-# Of the way that is not the library's choice here, less is tried: the other torch tries it all.
+# One of each kind of launch.
+KINDS = (
+    "by_hand",
+    "ddp_plain",
+    "fsdp2",
+    "tensor_parallel",
+    "pipeline_1f1b",
+    "distributed_tensors",
+    "threads",
+)
+# What these could change, others change in all programs: "summed, spans, built inside" does all
+# that "off" does, and with "each, spans, steps" all that "each" does.
+OF_KINDS = ("off", "each")
+# Of the way that is not the library's choice here, less is tried. On a torch without hooks it is,
+# and `pytest tests/distributed` tries all of it there.
+QUICK_PROGRAMS = (
+    *KINDS,
+    "ddp_hook_own",
+    "ddp_static_graph_reentrant",
+    "fsdp1_full",
+    "two_dimensions",
+    "zero_optimizer",
+)
 QUICK = (sys.argv[2:] or ["hooks"])[0] == "kernels" and HookWay.there()
 if QUICK:
     VARIANTS = {name: VARIANTS[name] for name in ("summed", "each, spans, steps")}
@@ -955,6 +977,8 @@ def compared(make: Callable[[], Any]) -> dict[str, Any]:
     untracked = run(make)
     found: dict[str, Any] = {}
     for name, variant in VARIANTS.items():
+        if name in OF_KINDS and make.__name__ not in KINDS:
+            continue
         tracked = run(make, variant)
         found[name] = {
             "differs": tracked.log.differs(untracked.log),
@@ -966,6 +990,8 @@ def compared(make: Callable[[], Any]) -> dict[str, Any]:
 
 
 for _name, _make in PROGRAMS.items():
+    if QUICK and _name not in QUICK_PROGRAMS:
+        continue
 
     def _case(world: int, make: Any = _make) -> Any:
         return compared(make)
@@ -1299,7 +1325,7 @@ class OurCalls:
 
 
 HAS_QUALNAME = sys.version_info >= (3, 11)
-SOME = ("by_hand", "ddp_plain", "fsdp2", "tensor_parallel", "pipeline_1f1b", "distributed_tensors")
+SOME = tuple(name for name in KINDS if name != "threads")
 
 
 @pair
@@ -1740,8 +1766,8 @@ def compile_case(make: Any, backend: str) -> Any:
 
 _compiled: set[Any] = set()
 # What the other compiler finds in these, it would in all.
-EAGER = ("functional_function", "tensor_parallel_whole", "ddp_compiled")
-QUICKLY = (*EAGER, "broken_function")
+EAGER = ("functional_function",)
+QUICKLY = ("functional_function", "tensor_parallel_whole", "broken_function")
 
 for _name, _make in COMPILED.items():
     for _backend in ("eager", "aot_eager"):

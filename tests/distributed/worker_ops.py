@@ -1,6 +1,6 @@
 """Launches every collective operation that gloo has, each inside one module's forward.
 
-Started by torchrun on 2 and 4 processes; `test_ops.py` knows by hand what must have been seen. The
+Started on 2 and 4 processes; `test_ops.py` knows by hand what must have been seen. The
 tensors are float32 (4 bytes an element) where a case does not say otherwise. An operation is a
 function that launches it; `watched` runs it in a tracked module and gives back all that was told.
 """
