@@ -94,9 +94,17 @@ class _Steps:
                 self.end()
 
     def _step(self, step: Callable[[Any], Any], value: Any) -> Any:
-        if not CORE.on or self._call.end_ns:
+        if not CORE.on:
             return step(value)
         state = THREADS.state
+        if (
+            self._call.end_ns
+        ):  # dropped: collected wherever this thread is now, and not a part of it
+            saved, state.skip = state.suspend(), True
+            try:
+                return step(value)
+            finally:
+                state.resume(saved)
         before, token = state.running, self.resume(state)
         item = None
         try:

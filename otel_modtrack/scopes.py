@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -51,13 +51,15 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
             raise ValueError(msg)
         self._name = name
         # One object may be used by several threads, and again inside itself.
-        self._entered: list[tuple[ThreadState, bool, Region | None]] = []
+        self._entered: list[_Entered] = []
 
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             return
         state, before = _enter(self._name)
-        self._entered.append((THREADS.state, state is not None, before))
+        here = THREADS.state
+        call = here.running if state is not None and here.running is not before else None
+        self._entered.append(_Entered(here, state is not None, before, call))
 
     def __exit__(
         self,
@@ -69,15 +71,22 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
             return
         state = THREADS.state
         for at in reversed(range(len(self._entered))):
-            if self._entered[at][0] is state:
-                _, live, before = self._entered.pop(at)
+            if self._entered[at].state is state:
+                entered = self._entered.pop(at)
                 break
         else:
+            if not self._entered:
+                return
+            entered = self._entered.pop()  # held across a yield, and left by another thread
+        if not entered.live:
             return
-        if live and error is None:
-            forward.leave(state, before, None)
-        elif live and error is not None:
-            forward.fail(state, before, error)
+        if entered.state is state and _is_open(entered, state.running):
+            if error is None:
+                forward.leave(state, entered.before, None)
+            else:
+                forward.fail(state, entered.before, error)
+        else:
+            _leave_elsewhere(entered, error)
 
     def __call__(self, function: _F) -> _F:
         """Decorate `function`: each call is a region of this name."""
@@ -97,6 +106,55 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
             return outs
 
         return inner  # type: ignore[return-value]
+
+
+class _Entered(NamedTuple):
+    """One entry.
+
+    Attributes:
+        state: of the thread that entered.
+        live: whether a tracker was on, and the thread recorded.
+        before: what was running.
+        call: the region itself; None if it was not to be recorded.
+    """
+
+    state: ThreadState
+    live: bool
+    before: Region | None
+    call: Region | None
+
+
+def _is_open(entered: _Entered, running: Region | None) -> bool:
+    """Whether the region runs on this thread still; what was begun in it and not ended, ends.
+
+    Generators that hold regions across their yields may be left in any order.
+    """
+    call = entered.call
+    if call is None or running is call:
+        return True
+    if call.end_ns or running is None or all(one is not call for one in running.chain()):
+        return False
+    while (inner := entered.state.running) is not call and inner is not None:
+        calls.close(entered.state, inner, inner.parent)
+    return True
+
+
+def _leave_elsewhere(entered: _Entered, error: BaseException | None) -> None:
+    """The region does not run on this thread any more, or never did: it ends, nothing else does."""
+    state, call = entered.state, entered.call
+    try:
+        if call is None:
+            state.skip = not CORE.on
+        elif not call.end_ns:
+            if error is not None:
+                calls.failed(THREADS.state, call, error)
+            call.end_ns = calls.clock()
+            if state.running is call:
+                # The thread itself tidies up the rest, when it calls something next.
+                state.running = None
+            calls.done(state, call)
+    except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
+        CORE.fault("a region's exit", fault)
 
 
 def _enter(name: str) -> tuple[Any, Region | None]:
