@@ -1,30 +1,43 @@
 """OpenTelemetry spans for every torch module: forward, backward and recomputation.
 
->>> from otel_modtrack import ModTracker, region
+>>> from otel_modtrack import ModTracker, configure, region
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_modtrack.usage import ConfigurationError
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
+    from otel_modtrack.configuring import Telemetry, configure
     from otel_modtrack.scopes import region
     from otel_modtrack.tracker import ModTracker
 
-__all__ = ["ModTracker", "__version__", "region"]
+__all__ = [
+    "ConfigurationError",
+    "ModTracker",
+    "Telemetry",
+    "__version__",
+    "configure",
+    "region",
+]
+
+_PLACES = {
+    "ModTracker": "tracker",
+    "Telemetry": "configuring",
+    "configure": "configuring",
+    "region": "scopes",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load torch only when a tracker is wanted: `otel-modtrack view` works without it."""
-    if name == "ModTracker":
-        from otel_modtrack.tracker import ModTracker  # noqa: PLC0415
+    place = _PLACES.get(name)
+    if place is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    import importlib  # noqa: PLC0415
 
-        return ModTracker
-    if name == "region":
-        from otel_modtrack.scopes import region  # noqa: PLC0415
-
-        return region
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    return getattr(importlib.import_module(f"otel_modtrack.{place}"), name)

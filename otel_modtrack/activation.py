@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from otel_modtrack.children import ChildSwap
 from otel_modtrack.comm.telling import EACH, OFF
 from otel_modtrack.core import CORE
 from otel_modtrack.current import ContextReader
@@ -99,6 +100,7 @@ class Activation:
         self._install(ForwardSwap, "nothing is tracked")
         self._install(EngineSwap, "there are no backward regions")
         self._install(OptimizerHooks, "there are no optimizer spans")
+        self._install(ChildSwap, "processes that are started do not continue the trace")
         reader = ContextReader(_span_of)
         self._undo.append(reader.remove)
         reader.install()

@@ -75,7 +75,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"otel-modtrack {__version__}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_view):
+    for add in (_add_demo, _add_view, _add_replay):
         add(subcommands)
     return parser
 
@@ -167,6 +167,40 @@ def _add_view(subcommands: Subcommands) -> None:
         default=10,
         metavar="N",
         help="rows of the table of slowest spans (default: %(default)s)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_replay(subcommands: Subcommands) -> None:
+    def run(chosen: argparse.Namespace) -> None:
+        from otel_modtrack.replay.command import replay_files
+
+        replay_files(chosen.files, start=chosen.start, wait_s=chosen.wait)
+
+    parser = subcommands.add_parser(
+        "replay",
+        help="send trace files to an OTLP backend",
+        description=(
+            "Send the lines of files of OTLP JSON, compressed by gzip or not, to the backend that "
+            "the OTEL_EXPORTER_OTLP_* variables name, each once and in order. What could not be "
+            "sent is said, and makes the exit code 2."
+        ),
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="file of OTLP JSON lines")
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=_whole_number(at_least=1),
+        default=1,
+        metavar="LINE",
+        help="the first line of the first file that is sent (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_whole_number(at_least=0),
+        default=60,
+        metavar="SECONDS",
+        help="how long to wait for a backend that does not answer (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._autograd import _get_sequence_nr
 
+from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Sink
@@ -213,6 +214,8 @@ class Core:
         stretches: all that still live, oldest first.
         ledgers: of the trackers that count collectives.
         unexplained: what finds out, once a backward is over, why collectives were launched in it.
+        inherited_task: in a process that was forked in a backward, the graph task that its parent
+            was in and that it seems to be in for ever; else -1.
         groups_seen: whether there is any process group, so that collectives are to be expected.
     """
 
@@ -224,6 +227,7 @@ class Core:
         self.runs: dict[int, Run] = {}
         self.stretches: list[weakref.ref[Stretch]] = []
         self.ledgers: tuple[Ledger, ...] = ()
+        self.inherited_task = -1
         self.groups_seen = False
         self.unexplained: list[Callable[[], None]] = []
         self.lock = threading.RLock()
@@ -291,6 +295,7 @@ class Core:
 
     def after_fork(self) -> None:
         """In a forked child: off, and nothing is exported that the parent will export."""
+        self.inherited_task = current_graph_task_id()
         self.lock = threading.RLock()
         for state in list(self.states):
             if state.unit is not None:

@@ -180,7 +180,8 @@ def _outermost(state: ThreadState, subject: Subject) -> Region | None:
     if state.var is not None:
         state.context = state.var.get()
     optimizer = state.optimizer
-    phase = _FORWARD if current_graph_task_id() == -1 else Phase.RECOMPUTE
+    in_backward = current_graph_task_id() not in (-1, CORE.inherited_task)
+    phase = Phase.RECOMPUTE if in_backward else _FORWARD
     call = Region(subject, optimizer, phase, clock(), unit)
     if state.unit is None:
         state.unit, unit.opener = unit, call

@@ -35,6 +35,7 @@ __all__ = [
     "EXCEPTION_MESSAGE",
     "EXCEPTION_STACKTRACE",
     "EXCEPTION_TYPE",
+    "JOB_ID",
     "LOCAL_RANK",
     "MODULE_CALL_INDEX",
     "MODULE_FQN",
@@ -70,6 +71,7 @@ SPANS_DROPPED: Final = "modtrack.spans.dropped"
 RANK: Final = "modtrack.rank"
 WORLD_SIZE: Final = "modtrack.world_size"
 LOCAL_RANK: Final = "modtrack.local_rank"
+JOB_ID: Final = "modtrack.job.id"
 ERROR_TYPE: Final = "error.type"
 
 EXCEPTION_EVENT: Final = "exception"
@@ -108,6 +110,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     RANK: "of this process among all, where torch.distributed is initialised",
     WORLD_SIZE: "how many processes there are",
     LOCAL_RANK: "of this process on its machine, where the launcher tells (LOCAL_RANK)",
+    JOB_ID: "the scheduler's id of the job, or torchrun's (on the Resource)",
     COLLECTIVE_COUNT: "collectives launched; on a span, what runs inside included",
     COLLECTIVE_SIZE: "their payload on this rank in bytes; on a span, what runs inside included",
     COLLECTIVE_OPERATION: "all_reduce, all_gather, reduce_scatter, send, ...",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as context_api, trace
 
-from otel_modtrack import semconv
+from otel_modtrack import carrier, semconv
 from otel_modtrack.comm.telling import EACH, OFF, SUMMED, gather
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.interrupts import from_signal_handler
@@ -109,6 +109,9 @@ class SpanSink(Sink):
         if context.get(self.suppress_key):
             return None
         parent = parent_in(context)
+        if parent is None:
+            context = carrier.around(context)
+            parent = parent_in(context)
         if parent is not None and not int(parent.trace_flags) & 1 and self.follows_parent():
             return None
         return self._sampled(subject, Scope(context, parent))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from opentelemetry import context as context_api, trace
 
-from otel_modtrack import calls, optimizers, semconv, userhooks, where
+from otel_modtrack import calls, carrier, optimizers, semconv, userhooks, where
 from otel_modtrack.activation import ACTIVATION, Entry
 from otel_modtrack.collectives import Collectives
 from otel_modtrack.comm.ledger import Ledger
@@ -106,6 +106,7 @@ class ModTracker:
             if not self._entries:
                 self._count()
             self._entries.append(entry)
+            carrier.read()
             entry.sink = make_sink(self._provider, __version__)
             if entry.sink is not None:
                 entry.sink.collectives = self._mode
@@ -278,6 +279,7 @@ class Step:
         if context.get(sink.suppress_key):
             self._enter_state(None)
             return
+        context = carrier.around(context)
         self._span = sink.start(
             semconv.TRAIN_STEP_SPAN,
             context,
@@ -323,7 +325,9 @@ class Step:
         if unit is None:
             span.end()
             return
-        sink: SpanSink = unit.sink  # type: ignore[assignment]
+        sink = unit.sink
+        if not isinstance(sink, SpanSink):  # this is a forked child, and the step its parent's
+            return
         dropped = sink.dropped
         try:
             CORE.flush(unit)

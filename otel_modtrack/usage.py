@@ -1,8 +1,8 @@
-"""The one exception by which a command says that it cannot do what was asked."""
+"""The exceptions that say that what was asked for, or set, cannot be used."""
 
 from __future__ import annotations
 
-__all__ = ["UsageError"]
+__all__ = ["ConfigurationError", "UsageError"]
 
 
 class UsageError(Exception):
@@ -10,4 +10,11 @@ class UsageError(Exception):
 
     The message is one sentence that names the thing and the mend. The command line prints it and
     leaves with exit code 2; nobody sees a traceback.
+    """
+
+
+class ConfigurationError(UsageError, ValueError):
+    """A variable of the environment cannot be used; see `otel_modtrack.configure`.
+
+    The message is one sentence that names the variable and the mend, and quotes no secret.
     """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.process
+import signal
+import subprocess
 import threading
 from typing import TYPE_CHECKING
 
@@ -46,6 +49,9 @@ def patched_state() -> dict[str, object]:
         "context reader": "get_current" in vars(context_api._RUNTIME_CONTEXT),
         "context": dict(context_api.get_current()),
         "threaded backward": torch._C._is_multithreading_enabled(),
+        "subprocesses": subprocess.Popen.__init__,
+        "processes": multiprocessing.process.BaseProcess.start,
+        "SIGTERM": signal.getsignal(signal.SIGTERM),
         "collector": gc.isenabled(),
         "threads": threading.active_count(),
         "group registration": getattr(c10d, "_register_process_group", None),

@@ -51,6 +51,7 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
         (["view"], "the following arguments are required: FILE"),
         (["view", "f", "--step", "last"], "argument --step: 'last' is not a whole number"),
         (["view", "f", "--depth", "0"], "argument --depth: '0' is not a whole number of 1 or more"),
+        (["replay"], "the following arguments are required: FILE"),
         (["view", "f", "--top", "-1"], "argument --top: '-1' is not a whole number of 0 or more"),
     ],
 )

@@ -28,7 +28,7 @@ def test_every_span_is_documented() -> None:
 def test_the_files_that_the_readme_names_are_there() -> None:
     """No path in the README is stale."""
     text = (ROOT / "README.md").read_text()
-    named = re.findall(r"`((?:docs|examples|benchmarks)/[\w./]+|[A-Z]+(?:\.md)?)`", text)
+    named = re.findall(r"`((?:docs|examples|benchmarks)/[\w./]+|[A-Z]+\.md|LICENSE)`", text)
     assert named
     for name in named:
         assert (ROOT / name).exists(), name

@@ -74,15 +74,6 @@ def test_train() -> None:
     )
 
 
-def test_service() -> None:
-    """The service example has one trace per request, with the model's spans in it."""
-    lines = [line.split(" ", 1) for line in run("service.py").splitlines()]
-    wanted = ["forward Classifier", "forward Classifier.body", "forward Classifier.head"]
-    assert [name for _, name in lines] == [*wanted, "POST /classify"] * 2
-    assert len({trace for trace, _ in lines[:4]}) == 1
-    assert len({trace for trace, _ in lines}) == 2
-
-
 def test_ddp() -> None:
     """The gradients' buckets are reduced on the module that fills them; the buffers by the whole.
 

@@ -16,14 +16,16 @@ from otel_modtrack.usage import UsageError
 from otel_modtrack.view.command import view_file
 
 if TYPE_CHECKING:
-    from otel_modtrack.demo.export import Backend, Pipeline
+    from otel_modtrack.demo.export import Pipeline
+    from otel_modtrack.otlp.counts import Counts
+    from otel_modtrack.otlp.settings import Endpoint
 
 
 __all__ = ["Options", "run_demo"]
 
 _NEEDED: Final = (
     "opentelemetry.sdk.trace",
-    "opentelemetry.exporter.otlp.json.file",
+    "opentelemetry.exporter.otlp.json.common",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "tqdm",
@@ -68,14 +70,14 @@ def run_demo(options: Options, *, colour: bool = False) -> None:
     print()
     view_file(out, colour=colour)
     print()
-    print(f"{pipeline.file.exported:,} of {pipeline.produced:,} spans are in {out}")
+    print(f"{pipeline.file.delivered:,} of {pipeline.produced:,} spans are in {out}")
     if backend is not None:
         sys.stdout.flush()
         _report_backend(pipeline, backend)
     print(f"Show it again: {_view_command(out)}")
 
 
-def _train(options: Options, out: Path, backend: Backend | None) -> Pipeline:
+def _train(options: Options, out: Path, backend: Endpoint | None) -> Pipeline:
     import torch
 
     from otel_modtrack.demo.export import open_pipeline
@@ -153,30 +155,34 @@ def _truncate(out: Path) -> None:
 def _check_written(pipeline: Pipeline, out: Path) -> None:
     if not pipeline.produced:
         raise UsageError("the training made no span at all; this is a fault of otel_modtrack")
-    if pipeline.file.exported < pipeline.produced:
+    if pipeline.file.delivered < pipeline.produced:
         raise UsageError(
-            f"only {pipeline.file.exported:,} of {pipeline.produced:,} spans are in {out}; make "
+            f"only {pipeline.file.delivered:,} of {pipeline.produced:,} spans are in {out}; make "
             "room on its disk and run the demo again"
         )
 
 
-def _report_backend(pipeline: Pipeline, backend: Backend) -> None:
+def _report_backend(pipeline: Pipeline, backend: Endpoint) -> None:
     counts = pipeline.backend
     if counts is None:
         return
     sent = (
-        f"{counts.exported:,} of {pipeline.produced:,} spans were sent to {backend.address} "
+        f"{counts.delivered:,} of {pipeline.produced:,} spans were sent to {backend.shown} "
         f"({backend.protocol})"
     )
-    if counts.exported == pipeline.produced:
+    if counts.delivered == pipeline.produced:
         print(sent)
         return
     mend = (
-        "check that an OTLP backend listens there"
-        if counts.has_failed
-        else "its queue was full: raise OTEL_BSP_MAX_QUEUE_SIZE"
+        "its queue was full: raise OTEL_BSP_MAX_QUEUE_SIZE"
+        if "queue full" in counts.lost_by_reason
+        else f"{_reasons(counts)}: check that an OTLP backend listens there"
     )
     print(f"otel-modtrack demo: only {sent}; {mend}. The file has them all.", file=sys.stderr)
+
+
+def _reasons(counts: Counts) -> str:
+    return ", ".join(counts.lost_by_reason)
 
 
 def _steps(count: int) -> str:

@@ -31,8 +31,10 @@ class Progress:
         self._bar = None
         if sys.stdout.isatty():
             # Also right for a terminal that does not know its size, where tqdm shows nothing.
-            columns = shutil.get_terminal_size().columns
-            self._bar = _Bar(total=steps, unit="step", file=sys.stdout, ncols=columns)
+            size = shutil.get_terminal_size()
+            self._bar = _Bar(
+                total=steps, unit="step", file=sys.stdout, ncols=size.columns, nrows=size.lines
+            )
 
     def advance(self, step: int, loss: float) -> None:
         """Show that step number ``step``, from 0, is over."""

@@ -439,6 +439,8 @@ ON = dict.fromkeys(
         "context reader",
         "group registration",
         "kernels",
+        "subprocesses",
+        "processes",
     )
 )
 

@@ -1,0 +1,64 @@
+"""What is done when the process leaves: at its normal end, on SIGTERM, as a multiprocessing worker.
+
+SIGINT needs nothing: its KeyboardInterrupt is a normal end. SIGKILL leaves no time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["at_exit", "at_sigterm", "at_worker_exit"]
+
+
+def at_exit(leave: Callable[[], None]) -> None:
+    """Call `leave` at the interpreter's end. What is registered later is called earlier."""
+    atexit.register(leave)
+
+
+def at_worker_exit(leave: Callable[[], None]) -> None:
+    """Call `leave` where this is a worker of multiprocessing's: those leave by os._exit.
+
+    For forked workers this has to be called in the worker itself.
+    """
+    if multiprocessing.parent_process() is not None:
+        # No object to be tied to: called when the worker's function is over.
+        multiprocessing.util.Finalize(None, leave, exitpriority=10)
+
+
+def at_sigterm(send: Callable[[], None], leave: Callable[[], None]) -> None:
+    """Deliver what is there before SIGTERM ends the process.
+
+    A handler that is there is called as before, and decides: `send` only begins to send. One that
+    is installed later takes this one's place. Where the signal is ignored, it stays so.
+
+    Args:
+        send: begins to send what waits, and returns at once.
+        leave: sends it, and returns when that is done or its time is up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # handlers are the main thread's to install
+    before = signal.getsignal(signal.SIGTERM)
+    if before is None or before is signal.SIG_IGN:  # None: one of a C library's
+        return
+
+    def handler(number: int, frame: Any) -> None:
+        if callable(before):
+            send()
+            before(number, frame)
+            return
+        try:
+            leave()
+        finally:  # the process ends as it would have, with the same status
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,38 @@
+"""What became of the spans: numbers that can be read at any time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+__all__ = ["Counts"]
+
+
+class Counts:
+    """What became of the spans, in this process.
+
+    Attributes:
+        delivered: spans that the backend took.
+        lost_by_reason: spans that it will never get, by why: ``queue full``, ``exit``,
+            ``HTTP 400``, ``rejected`` (taken with a request, and refused), ...
+    """
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.lost_by_reason: Counter[str] = Counter()
+        self._waiting: Any = lambda: 0
+
+    @property
+    def lost(self) -> int:
+        """How many spans are lost."""
+        return sum(self.lost_by_reason.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many spans wait, or are under way."""
+        found: int = self._waiting()
+        return found
+
+    def __repr__(self) -> str:
+        lost = "".join(f", {why}: {n}" for why, n in self.lost_by_reason.items())
+        return f"<Counts delivered={self.delivered} lost={self.lost}{lost} waiting={self.waiting}>"
