@@ -34,7 +34,7 @@ demo: $(READY) ## Train a small GPT and show where each step's time went
 	@$(VENV)/bin/otel-modtrack demo $(DEMO)
 
 .PHONY: test
-test: lint pytest test-oldest ## Run every check: lint, tests with coverage, the oldest torch
+test: lint backends pytest test-oldest ## Run every check: lint, tests with coverage, the oldest torch
 	@echo "make test: PASSED (lint, types, tests, oldest torch)"
 
 .PHONY: lint
@@ -53,6 +53,17 @@ pytest: $(READY) ## Run the tests with branch coverage
 test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported torch
 	@echo "== Tests on torch $(OLDEST_TORCH): $(OLDEST_TESTS)"
 	@$(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(OLDEST_TESTS)
+
+# Without Go there is nothing to build: the tests that need the programs say so, and are skipped.
+.PHONY: backends
+backends: ## Build Jaeger and a Collector from Go modules, into a cache, unless they are there
+	@echo "== Backends"
+	@scripts/backends/build.sh || { test $$? -eq 3 && \
+		echo "== Skipped: tests against the real Jaeger and Collector"; }
+
+.PHONY: jaeger
+jaeger: ## Run a real Jaeger and a Collector until Ctrl-C, without Docker
+	@scripts/backends/run.sh
 
 .PHONY: bench
 bench: $(READY) ## Measure the overhead per module call, and per collective
