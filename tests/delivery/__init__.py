@@ -1,0 +1,1 @@
+"""Whether what `configure` builds delivers, tells what it lost, and keeps secrets."""
