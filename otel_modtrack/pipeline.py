@@ -83,11 +83,11 @@ def build(telemetry: Telemetry, service_name: str | None) -> None:
         tuple(TEMPORALITIES), "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
     )
     metric_sender = _metric_sender()
-    senders = _span_senders()
     try:
         provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
     except ValueError as error:  # its limits; the SDK names the variable
         raise ConfigurationError(f"{error}; correct or unset it") from None
+    senders = _span_senders()  # last: it makes a file
 
     def in_a_worker() -> None:
         leaving.at_worker_exit(telemetry._leave)  # noqa: SLF001 - its other half

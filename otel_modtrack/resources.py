@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from otel_modtrack import semconv
 from otel_modtrack.otlp import variables
+from otel_modtrack.usage import ConfigurationError
 
 __all__ = ["make_resource", "renew"]
 
@@ -31,9 +32,11 @@ def make_resource(service_name: str | None) -> Resource:
         service_name: used where the environment names none.
 
     Raises:
-        ConfigurationError: if OTEL_RESOURCE_ATTRIBUTES cannot be read.
+        ConfigurationError: if OTEL_RESOURCE_ATTRIBUTES or OTEL_SERVICE_NAME cannot be read.
     """
     variables.pairs("OTEL_RESOURCE_ATTRIBUTES", headers=False)  # the SDK would log what it skips
+    if not variables.is_text(os.environ.get("OTEL_SERVICE_NAME", "")):
+        raise ConfigurationError("OTEL_SERVICE_NAME is not UTF-8; correct or unset it")
     resource = Resource.create(_of_this_process())
     if _INSTANCE not in resource.attributes:
         resource = resource.merge(Resource({_INSTANCE: str(uuid.uuid4())}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -49,13 +50,17 @@ REDUCING = [
 
 
 def run(*args: str, script: str = "overhead.py") -> subprocess.CompletedProcess[str]:
-    """The script, in a process of its own: it freezes the collector and strips the environment."""
+    """The script, in a process of its own: it freezes the collector and strips the environment.
+
+    Without coverage, which would be measured with it.
+    """
     return subprocess.run(  # noqa: S603 - our own script
         [sys.executable, str(BENCHMARKS / script), *args],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")},
         timeout=300,
     )
 

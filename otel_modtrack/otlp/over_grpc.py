@@ -5,7 +5,11 @@ Source: OpenTelemetry protocol specification, *OTLP/gRPC*.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -43,6 +47,8 @@ _OPTIONS: Final = (
     # A pool of subchannels of its own: none that a forked parent holds.
     ("grpc.use_local_subchannel_pool", 1),
 )
+# How long a fork waits for a request that is under way.
+_FORK_WAITS_S = 0.5
 # Channels of a parent process. Closing one in a forked child would wait for threads that are gone.
 _inherited: list[Any] = []
 
@@ -55,11 +61,17 @@ class GrpcTransport:
         self._channel: grpc.Channel | None = None
         self._call: Callable[..., bytes] | None = None
         self._metadata = tuple(endpoint.headers.items())
+        self.idle = threading.Lock()  # held while a request is under way
+        self.broken = False
+        _transports.add(self)
 
     def send(self, body: bytes, timeout_s: float) -> Outcome:
         """See `Transport.send`."""
+        if self.broken:
+            return Outcome(Fate.REFUSED, "forked during a gRPC request", answered=False)
         try:
-            answer = self._open()(body, timeout=timeout_s, metadata=self._metadata)
+            with self.idle:
+                answer = self._open()(body, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             return _outcome(error)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is no one else's
@@ -74,6 +86,7 @@ class GrpcTransport:
 
     def after_fork(self) -> None:
         """See `Transport.after_fork`."""
+        self.idle = threading.Lock()
         _inherited.append((self._channel, self._call))
         self._channel = self._call = None
 
@@ -140,3 +153,48 @@ def _read(path: str) -> bytes | None:
         return None
     with open(path, "rb") as file:  # noqa: PTH123 - a path as the user wrote it
         return file.read()
+
+
+class _Fork:
+    """The fork that is going on.
+
+    gRPC's own handlers give up where a request is under way, and its core aborts the child, sooner
+    or later, when that uses it.
+
+    Attributes:
+        held: locks of the transports that do nothing meanwhile.
+        in_time: whether these are all.
+    """
+
+    held: ClassVar[list[threading.Lock]] = []
+    in_time = True
+
+
+_transports: weakref.WeakSet[GrpcTransport] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    end_s = time.monotonic() + _FORK_WAITS_S
+    locks = [one.idle for one in _transports]
+    _Fork.held = [
+        lock for lock in locks if lock.acquire(timeout=max(end_s - time.monotonic(), 0.0))
+    ]
+    _Fork.in_time = len(_Fork.held) == len(locks)
+
+
+def _after_in_parent() -> None:
+    while _Fork.held:
+        _Fork.held.pop().release()
+
+
+def _after_in_child() -> None:
+    _Fork.held = []
+    for one in _transports:
+        one.idle = threading.Lock()
+        one.broken |= not _Fork.in_time
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )

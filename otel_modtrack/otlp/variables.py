@@ -15,7 +15,7 @@ from otel_modtrack.usage import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["choice", "flag", "number", "pairs", "text", "whole"]
+__all__ = ["choice", "flag", "is_text", "number", "pairs", "text", "whole"]
 
 # A header's name: a token, as RFC 9110 has it.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -117,7 +117,7 @@ def pairs(*names: str, headers: bool) -> dict[str, str]:
             continue
         key, equals, content = entry.partition("=")
         key, content = unquote(key).strip(), unquote(content).strip()
-        fits = bool(_NAME.fullmatch(key)) if headers else bool(key) and _is_text(key + content)
+        fits = bool(_NAME.fullmatch(key)) if headers else bool(key) and is_text(key + content)
         if not equals or not fits or (headers and not _is_header_value(content)):
             raise ConfigurationError(
                 f"{name}: entry {place} cannot be read; write key=value,key=value, and"
@@ -136,7 +136,7 @@ def _is_header_value(value: str) -> bool:
     return value.isascii() and value.isprintable()
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Whether it can be encoded: bytes of the environment that are not UTF-8 cannot."""
     try:
         value.encode()

@@ -44,7 +44,7 @@ healthy() {
     local line
     { exec 3<>"/dev/tcp/${1%:*}/${1##*:}"; } 2>/dev/null || return 1
     printf 'GET %s HTTP/1.0\r\n\r\n' "$2" >&3
-    read -r line <&3 && [[ $line == *" 200 "* ]]
+    { read -r line <&3; } 2>/dev/null && [[ $line == *" 200 "* ]]
 }
 
 # start NAME HEALTH_ADDRESS HEALTH_PATH COMMAND...

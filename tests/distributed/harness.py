@@ -90,11 +90,12 @@ def choose_way(way: str) -> None:
 def covered(rank: int, processes: int, command: list[str]) -> bool:
     """Whether coverage, where it is on, sees a process; that costs half as much time again.
 
-    One rank is enough, for all run the same lines. What is compared with an untracked run in
-    `worker_harmless` runs as it does at the users', with no tracer beside ours: the lines are those
-    that the other workers cover, and what is injected is injected where it runs alone.
+    One rank is enough, for all run the same lines, and two workers, for the others run no further
+    ones. What is compared with an untracked run in `worker_harmless` runs as it does at the users',
+    with no tracer beside ours; what is injected there is injected where it runs alone.
     """
-    return rank == 0 and (processes == 1 or "worker_harmless" not in command[1])
+    covering = any(name in command[1] for name in ("worker_ops", "worker_frameworks"))
+    return rank == 0 and (processes == 1 or (processes == 2 and covering))
 
 
 def start(rank: int, processes: int, command: list[str], port: int, out: Any) -> Any:

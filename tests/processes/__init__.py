@@ -1,0 +1,1 @@
+"""Tests of what processes do: how they end, fork, start others, and begin again."""
