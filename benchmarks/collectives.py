@@ -26,7 +26,16 @@ import torch
 import torch.distributed as dist
 from opentelemetry.sdk.trace import TracerProvider
 from overhead import Loop, Settings, parse, say, spread
-from programs import OFF, WAYS, Program, adding, all_reducing, program_variants, without_collectives
+from programs import (
+    OFF,
+    WAYS,
+    Program,
+    adding,
+    all_reducing,
+    counting,
+    program_variants,
+    without_collectives,
+)
 from report import INFER, TRAIN, environment
 from telemetry import Dropping
 from torch import multiprocessing
@@ -44,7 +53,9 @@ _BASELINES = 3  # visits of the reference per round
 # -- measuring ----------------------------------------------------------------------------------
 
 
-def measure(program: Program, provider: TracerProvider, settings: Settings) -> dict[str, Any]:
+def measure(
+    program: Program, provider: TracerProvider | None, settings: Settings
+) -> dict[str, Any]:
     """Visit every variant in turns; on all ranks in the same order."""
     all_of_them = program_variants(program, provider)
     reference = next(variant for variant in all_of_them if variant.name == OFF)
@@ -117,11 +128,12 @@ def in_one_process(settings: Settings) -> list[dict[str, Any]]:
         with torch.no_grad():
             results.append(measure(adding(), provider, settings))
         results += _all_reduces(all_reducing((1, 5)), provider, settings)
+        results += _all_reduces([counting()], None, settings)
     return results
 
 
 def _all_reduces(
-    programs: Iterable[Program], provider: TracerProvider, settings: Settings
+    programs: Iterable[Program], provider: TracerProvider | None, settings: Settings
 ) -> list[dict[str, Any]]:
     with torch.no_grad():
         return [measure(program, provider, settings) for program in programs]

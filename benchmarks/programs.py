@@ -30,6 +30,7 @@ __all__ = [
     "Program",
     "adding",
     "all_reducing",
+    "counting",
     "program_variants",
     "without_collectives",
 ]
@@ -116,13 +117,15 @@ def _functional(x: torch.Tensor) -> torch.Tensor:
     return functional.wait_tensor(functional.all_reduce(x, "max", dist.group.WORLD))
 
 
-def _reducing(what: str, reduce: Callable[[torch.Tensor], torch.Tensor], times: int) -> Program:
+def _reducing(
+    what: str, reduce: Callable[[torch.Tensor], torch.Tensor], times: int, also: str = ""
+) -> Program:
     """Some modules that all-reduce 64 floats each so many times, in one step."""
     model = nn.Sequential(*(Reducing(reduce, times) for _ in range(_MODULES)))
     workload = Workload(model, (torch.ones(64),), torch.sum)
     world = dist.get_world_size()
     return Program(
-        f"{what}, {times} in each module call, {world} process{'es' if world > 1 else ''}",
+        f"{what}, {times} in each module call, {world} process{'es' if world > 1 else ''}{also}",
         "all_reduce",
         workload,
         workload.infer,
@@ -138,6 +141,11 @@ def all_reducing(times: Iterable[int]) -> Iterator[Program]:
     yield _reducing("functional all_reduce", _functional, 1)
 
 
+def counting() -> Program:
+    """One that is watched without a tracer provider: records are made, and no spans and events."""
+    return _reducing("dist.all_reduce", _in_place, 5, ", no spans")
+
+
 # -- variants -----------------------------------------------------------------------------------
 
 
@@ -151,7 +159,7 @@ class EmptyDispatchMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _tracked(program: Program, provider: TracerProvider, mode: str, way: str | None) -> Any:
+def _tracked(program: Program, provider: TracerProvider | None, mode: str, way: str | None) -> Any:
     @contextlib.contextmanager
     def use(model: nn.Module) -> Iterator[Callable[[], object]]:
         intercept.forced_way = way
@@ -185,7 +193,7 @@ def _dispatch_mode(program: Program, make: Callable[[], Any], *, each_step: bool
     return use
 
 
-def program_variants(program: Program, provider: TracerProvider) -> list[Variant]:
+def program_variants(program: Program, provider: TracerProvider | None) -> list[Variant]:
     """All of them, in the order of the table."""
     found = [
         Variant(UNTRACKED, untracked),

@@ -44,6 +44,7 @@ REDUCING = [
     "dist.all_reduce, 1 in each module call, 1 process",
     "dist.all_reduce, 5 in each module call, 1 process",
     "functional all_reduce, 1 in each module call, 1 process",
+    "dist.all_reduce, 5 in each module call, 1 process, no spans",
     "dist.all_reduce, 1 in each module call, 2 processes",
     "functional all_reduce, 1 in each module call, 2 processes",
 ]
