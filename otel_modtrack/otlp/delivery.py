@@ -33,6 +33,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 10.0
 _SHORTEST_WAIT_S = 0.1  # where a server says to come again at once
 _AT_EXIT_WAIT_S = 0.25  # between attempts, once nothing is left to wait for but the deadline
 _POLL_S = 0.002
+_TOO_LATE = "ended after the exit"
 _KEPT_S = 300.0  # how long one batch is tried before what is behind it gets its turn
 _QUIET_S = 60.0  # between two lines about the same trouble
 
@@ -152,7 +153,7 @@ class Delivery:
         waiting = self._queue
         if self._closed or len(waiting) >= self._limits.waiting:
             with self._lock:
-                reason = "ended after the exit" if self._closed else "queue full"
+                reason = _TOO_LATE if self._closed else "queue full"
                 self.counts.lost_by_reason[reason] += 1
             return
         waiting.append(item)
@@ -211,14 +212,16 @@ class Delivery:
                 time.sleep(_POLL_S)
         elif is_first:
             self._run()  # nothing was put in, or the interpreter did not let it start
+        in_time = thread is None or not thread.is_alive()
         with self._lock:
             left = self._count_waiting()
             if left:  # what comes back from a request now is not counted again
                 self._taken += len(self._queue)
                 self._queue.clear()
                 self._finished = self._taken
-                self.counts.lost_by_reason["exit"] += left
-        return not left
+                # In time, these are of threads that were just putting them in.
+                self.counts.lost_by_reason[_TOO_LATE if in_time else "exit"] += left
+        return in_time or not left
 
     # -- the thread ------------------------------------------------------------------------------
 
