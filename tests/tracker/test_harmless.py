@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable, Iterator
 
-# Coverage has these lines from the scenarios; here it would only be in the way.
-pytestmark = pytest.mark.no_cover
-
 # More examples, drawn anew each time, for a search that takes longer than a test may.
 SEARCH = int(os.environ.get("MODTRACK_EXAMPLES", "0"))
 PROPERTY = settings(

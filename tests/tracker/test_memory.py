@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-# Coverage has these lines from the scenarios; here it would only be in the way.
-pytestmark = pytest.mark.no_cover
-
 STEPS = 1120
 BLOCKS = 14  # memory and time are looked at after each
 WARM_UP = 4  # blocks in which caches fill
