@@ -58,8 +58,9 @@ test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported 
 .PHONY: backends
 backends: ## Build Jaeger and a Collector from Go modules, into a cache, unless they are there
 	@echo "== Backends"
-	@scripts/backends/build.sh || { test $$? -eq 3 && \
-		echo "== Skipped: tests against the real Jaeger and Collector"; }
+	@scripts/backends/build.sh || case $$? in \
+		3|4) echo "== Skipped: tests against the real Jaeger and Collector" ;; \
+		*) exit 1 ;; esac
 
 .PHONY: jaeger
 jaeger: ## Run a real Jaeger and a Collector until Ctrl-C, without Docker

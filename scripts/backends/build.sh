@@ -6,7 +6,7 @@
 # The programs go to ${XDG_CACHE_HOME:-~/.cache}/otel_modtrack/backends, one directory for each set of
 # pins, and what is there is used again. Progress goes to stderr; on stdout are two lines, the path of
 # Jaeger and the path of the Collector. Exit code 1 and one sentence when it cannot be done; 3 when Go is
-# missing.
+# missing, 4 when a download fails.
 set -euo pipefail
 
 JAEGER=v1.76.0 # the Go module's tag; the program calls itself v2.13
@@ -30,7 +30,8 @@ run() {
     "$@" >>"$scratch/log" 2>&1 9>&- && return
     tail -n 5 "$scratch/log" >&2
     cp "$scratch/log" "$cache/failed.log"
-    stop "$what failed, for the reason above; the whole of it is in $cache/failed.log"
+    [[ $what == "The download"* ]] && local code=4
+    stop "$what failed, for the reason above; the whole of it is in $cache/failed.log" "${code:-1}"
 }
 
 make_jaeger() {

@@ -6,7 +6,7 @@
 # QUERIES is a JSON array of strings. On stdout comes an array that has for each query the places that the
 # grammar does not allow, in order: none if all is well. The grammar goes to
 # ${XDG_CACHE_HOME:-~/.cache}/otel_modtrack/backends, one directory for each set of pins, and what is there is
-# used again. Exit code 1 and one sentence when it cannot be done; 3 when Node.js is missing.
+# used again. Exit code 3 and one sentence when Node.js is missing, 4 when the download fails.
 set -euo pipefail
 
 # The grammar, and the parser that reads it.
@@ -30,7 +30,7 @@ if [ ! -d "$folder" ]; then
     scratch=$(mktemp -d "$cache/building.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
     npm install --prefix "$scratch" --ignore-scripts --no-audit --no-fund --loglevel=error "${pins[@]}" >&2 ||
-        stop "Grafana's grammar for TraceQL could not be installed, for the reason above"
+        stop "Grafana's grammar for TraceQL could not be downloaded, for the reason above" 4
     # Whoever looks, also another that installs at the same time, sees all or nothing.
     [ -d "$folder" ] || mv "$scratch" "$folder"
 fi
