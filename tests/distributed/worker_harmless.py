@@ -1177,7 +1177,8 @@ def describe(error: BaseException) -> tuple[Any, str]:
     return chain, _ADDRESS.sub("N", text)
 
 
-_ADDRESS = re.compile(r"0x[0-9a-f]+|\]:\d+")
+# And how much of its timeout gloo had left when it began to wait.
+_ADDRESS = re.compile(r"0x[0-9a-f]+|\]:\d+|\d+ms for")
 
 
 def without_kernels(text: str) -> str:
