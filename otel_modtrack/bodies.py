@@ -97,9 +97,8 @@ class _Steps:
         if not CORE.on:
             return step(value)
         state = THREADS.state
-        if (
-            self._call.end_ns
-        ):  # dropped: collected wherever this thread is now, and not a part of it
+        if self._call.end_ns:
+            # Dropped: collected wherever this thread is now, and not a part of that.
             saved, state.skip = state.suspend(), True
             try:
                 return step(value)

@@ -1,4 +1,4 @@
-"""The trace that this process continues: from its environment, or from whoever started it.
+"""Which trace a context is in, and which this process continues, by whoever started it.
 
 Source: OpenTelemetry specification, *Environment variables as context propagation carriers*.
 """
@@ -10,16 +10,18 @@ import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from opentelemetry import propagate, trace
+from opentelemetry import context as context_api, propagate, trace
 from opentelemetry.context.context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["around", "environment", "mark", "read"]
+__all__ = ["SUPPRESS_KEY", "around", "environment", "mark", "parent_in", "read"]
 
 logger = logging.getLogger("otel_modtrack")
 
+# Under which a context says that nothing is to be traced.
+SUPPRESS_KEY = getattr(context_api, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 _MARK = "_modtrack_carrier"  # on a multiprocessing.Process, which takes it into its process
 
 
@@ -28,6 +30,12 @@ class _Outer:
 
     carrier: ClassVar[dict[str, str]] = {}
     context: Context | None = None
+
+
+def parent_in(context: Context | None = None) -> trace.SpanContext | None:
+    """The valid span context in a context, the current one if None; None if there is none."""
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
 
 
 def read() -> Context | None:
@@ -50,7 +58,7 @@ def read() -> Context | None:
 
 def _extract(carrier: Mapping[str, str]) -> Context | None:
     found = propagate.extract(carrier, Context())
-    if trace.get_current_span(found).get_span_context().is_valid:
+    if parent_in(found) is not None:
         return found
     if "traceparent" in carrier:
         logger.warning("TRACEPARENT is no W3C trace context, and is ignored; correct or unset it")
@@ -60,7 +68,7 @@ def _extract(carrier: Mapping[str, str]) -> Context | None:
 def around(context: Context) -> Context:
     """The context, in the trace that this process continues where it is in no other."""
     found = _Outer.context
-    if found is None or trace.get_current_span(context).get_span_context().is_valid:
+    if found is None or parent_in(context) is not None:
         return context
     return trace.set_span_in_context(trace.get_current_span(found), context)
 
@@ -80,7 +88,7 @@ def mark(process: Any) -> None:
 
 def _inject() -> dict[str, str]:
     carrier: dict[str, str] = {}
-    if trace.get_current_span().get_span_context().is_valid:
+    if parent_in() is not None:
         propagate.inject(carrier)
     return carrier
 

@@ -56,7 +56,7 @@ def _popen(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         if CORE.on and len(args) <= _ENV:
             try:
-                env = _environment(kwargs.get("env"), given="env" in kwargs)
+                env = _environment(kwargs.get("env"))
                 if env is not None:
                     kwargs["env"] = env
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
@@ -66,7 +66,7 @@ def _popen(original: Any) -> Any:
     return __init__
 
 
-def _environment(env: Any, *, given: bool) -> Any:
+def _environment(env: Any) -> Any:
     """The environment to start with, or None to leave it as it is.
 
     One of the program's own is left alone, unless it is this process's with changes.
@@ -74,7 +74,7 @@ def _environment(env: Any, *, given: bool) -> Any:
     ours = carrier.environment()
     if not ours:
         return None
-    if not given or env is None:
+    if env is None:
         return {**os.environ, **ours}
     mine = os.environ
     is_copy = mine.keys() <= env.keys() and all(env.get(key) == mine.get(key) for key in ours)

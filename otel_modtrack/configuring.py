@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from otel_modtrack.otlp.delivery import Delivery
     from otel_modtrack.otlp.metrics import Reader
 
-__all__ = ["Telemetry", "configure"]
+__all__ = ["EXIT_TIMEOUT_S", "Telemetry", "configure"]
 
 logger = logging.getLogger("otel_modtrack")
 
-_EXIT_TIMEOUT_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 _METRICS_SHARE = 0.2  # of it
 _LOCK = threading.Lock()
 
@@ -42,10 +42,9 @@ class Telemetry:
         self.tracer_provider = trace.get_tracer_provider()
         self.meter_provider = metrics.get_meter_provider()
         self.spans = Counts()
-        self._deliveries: list[Delivery] = []  # that of metrics last
-        self._metrics: Delivery | None = None
+        self._deliveries: list[Delivery] = []  # of spans
         self._reader: Reader | None = None
-        self._exit_timeout_s = _EXIT_TIMEOUT_S
+        self._exit_timeout_s = EXIT_TIMEOUT_S
         self._is_told = False
         self._pid = os.getpid()
 
@@ -59,14 +58,14 @@ class Telemetry:
             Whether that came to pass in time.
         """
         end_s = time.monotonic() + (self._exit_timeout_s if timeout_s is None else timeout_s)
-        if not self._deliveries:
+        if not self._is_ours():
             flush = getattr(self.tracer_provider, "force_flush", None)
             return bool(flush(int((end_s - time.monotonic()) * 1000))) if flush else True
         in_time = True
         for one in self._deliveries:
-            if one is self._metrics and self._reader is not None:
-                self._reader.gather()  # after the spans: it tells what became of them
-            in_time &= one.flush(max(end_s - time.monotonic(), 0.0))
+            in_time &= one.flush(_until(end_s))
+        if self._reader is not None:  # after the spans: it tells what became of them
+            in_time &= self._reader.force_flush(_until(end_s) * 1000)
         return in_time
 
     def shutdown(self, timeout_s: float | None = None) -> bool:
@@ -80,19 +79,17 @@ class Telemetry:
         Returns:
             Whether everything was delivered or lost before the time was up.
         """
-        if not self._deliveries:
+        if not self._is_ours():
             return True
         timeout_s = self._exit_timeout_s if timeout_s is None else timeout_s
         end_s = time.monotonic() + timeout_s
+        # The metrics' share is kept from the spans: they tell what became of them.
+        spans_end_s = end_s - (timeout_s * _METRICS_SHARE if self._reader is not None else 0.0)
         in_time = True
         for one in self._deliveries:
-            # The metrics' share is kept from the spans: they tell what became of them.
-            kept_s = timeout_s * _METRICS_SHARE if one is not self._metrics and self._reader else 0
-            left_s = end_s - time.monotonic()
-            if one is self._metrics and self._reader is not None:
-                self._reader.shutdown(max(left_s, 0.0) * 500)
-                left_s = end_s - time.monotonic()
-            in_time &= one.shutdown(max(left_s - kept_s, 0.0))
+            in_time &= one.shutdown(_until(spans_end_s))
+        if self._reader is not None:
+            in_time &= self._reader.end(_until(end_s))
         counts = self.spans
         if counts.lost and not self._is_told:
             self._is_told = True
@@ -104,6 +101,10 @@ class Telemetry:
                 reasons,
             )
         return in_time
+
+    def _is_ours(self) -> bool:
+        """Whether anything here delivers; else the providers are the program's own, or none."""
+        return bool(self._deliveries) or self._reader is not None
 
     def _leave(self) -> None:
         try:
@@ -121,10 +122,14 @@ class Telemetry:
 
         self._pid = os.getpid()
         self._is_told = False
-        if self._deliveries:
+        if self._is_ours():
             at_worker_exit(self._leave)
             if self._reader is not None:
                 self._reader.start()
+
+
+def _until(end_s: float) -> float:
+    return max(end_s - time.monotonic(), 0.0)
 
 
 _configured: list[Telemetry] = []
@@ -167,7 +172,7 @@ def configure(*, service_name: str | None = None) -> Telemetry:
                 raise ConfigurationError(f"{error}; correct or unset it") from None
             build(found, service_name)
         outer = carrier.read()
-        if outer is not None and not trace.get_current_span().get_span_context().is_valid:
+        if outer is not None and carrier.parent_in() is None:
             context_api.attach(outer)  # the program's own spans are in that trace, too
         _configured.append(found)
         return found

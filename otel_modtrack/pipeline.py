@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider,
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from otel_modtrack import leaving
+from otel_modtrack.configuring import EXIT_TIMEOUT_S
 from otel_modtrack.otlp import variables
 from otel_modtrack.otlp.delivery import Delivery, Limits
 from otel_modtrack.otlp.metrics import TEMPORALITIES, Reader, watch
@@ -35,7 +36,6 @@ _TRACES, _METRICS = "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"
 _SAMPLER, _RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 # The SDK's defaults lose spans of one step of a large model: 2,048 wait, and 512 go at once.
 _WAITING, _BATCH, _DELAY_MS = 65_536, 2_048, 5_000
-_EXIT_TIMEOUT_S = 5.0
 _OTLP = {"otlp": None, "otlp_proto_http": "http/protobuf", "otlp_proto_grpc": "grpc"}
 
 
@@ -75,7 +75,7 @@ def build(telemetry: Telemetry, service_name: str | None) -> None:
         ConfigurationError: if a variable cannot be used.
     """
     exit_s = exit_timeout_s()
-    read_limits(0.0)
+    limits = read_limits(0.0)
     sampler = _sampler()
     resource = make_resource(service_name)
     interval_s = variables.number(60_000, "OTEL_METRIC_EXPORT_INTERVAL", at_least=1) / 1e3
@@ -95,7 +95,7 @@ def build(telemetry: Telemetry, service_name: str | None) -> None:
     for sender, timeout_s in senders:
         delivery = Delivery(
             sender,
-            read_limits(timeout_s),
+            limits._replace(timeout_s=timeout_s),
             on_start=in_a_worker,
         )
         provider.add_span_processor(Processor(delivery, exit_s))
@@ -136,8 +136,7 @@ def _build_metrics(
     delivery.start()
     reader.start()
     telemetry.meter_provider = provider
-    telemetry._deliveries.append(delivery)  # noqa: SLF001
-    telemetry._metrics, telemetry._reader = delivery, reader  # noqa: SLF001
+    telemetry._reader = reader  # noqa: SLF001
     metrics.set_meter_provider(provider)
     watch(telemetry.spans, provider, "spans", __version__)
 
@@ -151,7 +150,7 @@ def _no_meter_provider() -> bool:
 
 def exit_timeout_s() -> float:
     """How long the exit may wait for spans to be delivered."""
-    return variables.number(_EXIT_TIMEOUT_S, "OTEL_PYTHON_MODTRACK_EXIT_TIMEOUT")
+    return variables.number(EXIT_TIMEOUT_S, "OTEL_PYTHON_MODTRACK_EXIT_TIMEOUT")
 
 
 def read_limits(timeout_s: float, *, waiting: int = 0) -> Limits:

@@ -15,11 +15,12 @@ from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.trace import export, sampling
 
 from otel_modtrack import semconv
+from otel_modtrack.carrier import parent_in
 from otel_modtrack.comm.telling import EACH, summary_of
 from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
-from otel_modtrack.spans import Scope, SpanSink, parent_in
+from otel_modtrack.spans import Scope, SpanSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

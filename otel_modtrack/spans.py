@@ -12,9 +12,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as context_api, trace
+from opentelemetry import trace
 
 from otel_modtrack import carrier, semconv
+from otel_modtrack.carrier import SUPPRESS_KEY, parent_in
 from otel_modtrack.comm.telling import EACH, OFF, SUMMED, gather
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.interrupts import from_signal_handler
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
-__all__ = ["Scope", "SpanSink", "make_sink", "parent_in"]
+__all__ = ["Scope", "SpanSink", "make_sink"]
 
 logger = logging.getLogger("otel_modtrack")
 
 _MOST_EVENTS = 128  # a span's, unless its provider says otherwise; the SDK's default
-_SUPPRESS = getattr(context_api, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
 
 class Scope:
@@ -69,12 +69,6 @@ def _while_it_lasts(scope: Scope) -> Scope:
     return Scope(trace.set_span_in_context(trace.INVALID_SPAN, scope.context), None)
 
 
-def parent_in(context: Context) -> trace.SpanContext | None:
-    """The valid span context in a context, or None."""
-    found = trace.get_current_span(context).get_span_context()
-    return found if found.is_valid else None
-
-
 class SpanSink(Sink):
     """Spans through the API alone: right for every provider, and the base of the faster road.
 
@@ -89,7 +83,7 @@ class SpanSink(Sink):
     """
 
     wants_backward = True
-    suppress_key = _SUPPRESS
+    suppress_key = SUPPRESS_KEY
 
     def __init__(self, tracer: trace.Tracer, provider_key: int = 0) -> None:
         self.tracer = tracer

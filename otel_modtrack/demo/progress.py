@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
-from tqdm import tqdm
+from otel_modtrack.bars import make_bar
 
 __all__ = ["Progress"]
 
 _LINES = 10
-
-
-class _Bar(tqdm):  # type: ignore[misc]  # it publishes no types
-    """A bar without a thread that watches it."""
-
-    monitor_interval = 0
 
 
 class Progress:
@@ -30,11 +23,7 @@ class Progress:
         self._every = max(1, steps // _LINES)
         self._bar = None
         if sys.stdout.isatty():
-            # Also right for a terminal that does not know its size, where tqdm shows nothing.
-            size = shutil.get_terminal_size()
-            self._bar = _Bar(
-                total=steps, unit="step", file=sys.stdout, ncols=size.columns, nrows=size.lines
-            )
+            self._bar = make_bar(sys.stdout, total=steps, unit="step")
 
     def advance(self, step: int, loss: float) -> None:
         """Show that step number ``step``, from 0, is over."""

@@ -15,10 +15,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from opentelemetry import context as context_api
 
+from otel_modtrack.carrier import SUPPRESS_KEY
 from otel_modtrack.otlp.counts import Counts
 from otel_modtrack.otlp.transport import Fate, Outcome
 
@@ -62,7 +63,7 @@ class Sender(Protocol):
         """Close what is open."""
 
 
-class Limits:
+class Limits(NamedTuple):
     """How much waits, how long, and how much goes at once.
 
     Attributes:
@@ -72,13 +73,10 @@ class Limits:
         timeout_s: for one request.
     """
 
-    __slots__ = ("batch", "delay_s", "timeout_s", "waiting")
-
-    def __init__(self, waiting: int, batch: int, delay_s: float, timeout_s: float) -> None:
-        self.waiting = waiting
-        self.batch = batch
-        self.delay_s = delay_s
-        self.timeout_s = timeout_s
+    waiting: int
+    batch: int
+    delay_s: float
+    timeout_s: float
 
 
 class Delivery:
@@ -227,8 +225,7 @@ class Delivery:
 
     def _run(self) -> None:
         # What sends is not traced itself.
-        key = getattr(context_api, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
-        token = context_api.attach(context_api.set_value(key, True))
+        token = context_api.attach(context_api.set_value(SUPPRESS_KEY, True))
         try:
             while True:
                 self._woken = False

@@ -107,16 +107,26 @@ class Reader(MetricReader):
         return self._delivery.flush(timeout_millis / 1e3)
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Collect a last time; the delivery is shut down by whoever made it.
+        """By whoever shuts the provider down; see `end`."""
+        del kwargs
+        self.end(timeout_millis / 1e3)
+
+    def end(self, timeout_s: float) -> bool:
+        """Collect a last time, for half of the time at most, and deliver it in what is left.
 
         On the thread that always collects: a signal handler calls this, and what it interrupted may
         hold a lock of the SDK's.
+
+        Returns:
+            Whether all of it was delivered or lost before the time was up.
         """
-        del kwargs
-        thread, end_s = self._thread, time.monotonic() + timeout_millis / 1e3
+        thread, begun_s = self._thread, time.monotonic()
         self._stop.put(None)
-        while thread is not None and thread.is_alive() and time.monotonic() < end_s:
+        while thread is not None and thread.is_alive():
+            if time.monotonic() - begun_s >= timeout_s / 2:
+                break
             time.sleep(_POLL_S)
+        return self._delivery.shutdown(max(timeout_s - (time.monotonic() - begun_s), 0.0))
 
 
 def watch(counts: Counts, provider: MeterProvider, shown: str, version: str) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from otel_modtrack.otlp.transport import DELIVERED, Fate, Outcome
+from otel_modtrack.otlp.answers import delivered, rejected_in
+from otel_modtrack.otlp.transport import Fate, Outcome
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
@@ -76,17 +76,10 @@ class GrpcTransport:
             return _outcome(error)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is no one else's
             return Outcome(Fate.REFUSED, type(error).__name__, answered=False)
-        try:
-            # Metrics' and logs' answers have their count at the same place.
-            found = trace_service_pb2.ExportTraceServiceResponse.FromString(answer)
-            rejected = found.partial_success.rejected_spans
-        except Exception:  # noqa: BLE001 - an answer that cannot be read says nothing
-            return DELIVERED
-        return Outcome(Fate.DELIVERED, "rejected", rejected=rejected) if rejected else DELIVERED
+        return delivered(rejected_in(answer))
 
     def after_fork(self) -> None:
         """See `Transport.after_fork`."""
-        self.idle = threading.Lock()
         _inherited.append((self._channel, self._call))
         self._channel = self._call = None
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from otel_modtrack.otlp.answers import delivered, rejected_in
 from otel_modtrack.otlp.settings import JSON
-from otel_modtrack.otlp.transport import DELIVERED, Fate, Outcome
+from otel_modtrack.otlp.transport import Fate, Outcome
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
@@ -145,8 +145,7 @@ def _credentials(url: str) -> Callable[[requests.PreparedRequest], requests.Prep
 def _outcome(response: requests.Response) -> Outcome:
     status = response.status_code
     if 200 <= status < 300:  # noqa: PLR2004 - success, as HTTP has it
-        rejected = _rejected(response)
-        return Outcome(Fate.DELIVERED, "rejected", rejected=rejected) if rejected else DELIVERED
+        return delivered(_rejected(response))
     reason = f"HTTP {status}"
     if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE or (
         status == http.HTTPStatus.BAD_REQUEST and _TOO_LARGE in _read(response)
@@ -169,15 +168,13 @@ def _read(response: requests.Response) -> bytes:
 def _rejected(response: requests.Response) -> int:
     """How many spans of a request that was taken were not."""
     content = _read(response)
+    if "json" not in response.headers.get("Content-Type", ""):
+        return rejected_in(content)
     try:
-        if "json" in response.headers.get("Content-Type", ""):
-            found: dict[str, Any] = json.loads(content or b"{}").get("partialSuccess") or {}
-            return sum(int(value) for key, value in found.items() if key.startswith("rejected"))
-        # Metrics' and logs' answers have their count at the same place.
-        answer = trace_service_pb2.ExportTraceServiceResponse.FromString(content)
+        found: dict[str, Any] = json.loads(content or b"{}").get("partialSuccess") or {}
+        return sum(int(value) for key, value in found.items() if key.startswith("rejected"))
     except Exception:  # noqa: BLE001 - an answer that cannot be read says nothing
         return 0
-    return int(answer.partial_success.rejected_spans)
 
 
 def _wait_s(text: str) -> float | None:

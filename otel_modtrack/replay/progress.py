@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
-from typing import Any, Final
+from typing import Final
+
+from otel_modtrack.bars import make_bar
 
 __all__ = ["Progress"]
 
@@ -24,7 +25,9 @@ class Progress:
         self._size_bytes = size_bytes
         self._every_s = every_s
         self._shown_s = time.monotonic()
-        self._bar = _make_bar(size_bytes) if sys.stderr.isatty() else None
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = make_bar(sys.stderr, total=size_bytes, unit="B", unit_scale=True)
 
     def show(self, position_bytes: int, what: str) -> None:
         """Show that so much was read, and what was sent by now."""
@@ -51,26 +54,3 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def _make_bar(size_bytes: int) -> Any:
-    try:
-        from tqdm import tqdm  # noqa: PLC0415 - an extra
-    except ImportError:
-        return None
-
-    class Bar(tqdm):  # type: ignore[misc]  # it publishes no types
-        """A bar without a thread that watches it."""
-
-        monitor_interval = 0
-
-    # Also right for a terminal that does not know its size, where tqdm shows nothing.
-    columns, rows = shutil.get_terminal_size()
-    return Bar(
-        total=size_bytes,
-        unit="B",
-        unit_scale=True,
-        file=sys.stderr,
-        ncols=columns,
-        nrows=rows,
-    )

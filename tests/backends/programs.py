@@ -35,6 +35,7 @@ __all__ = [
     "Program",
     "free_port",
     "get",
+    "narrowed",
     "poll",
 ]
 
@@ -64,6 +65,16 @@ service:
     metrics:
       level: none
 """
+
+
+def narrowed(config: str) -> str:
+    """The same, and no message over 1 MiB is taken."""
+    return config.replace(
+        "${env:COLLECTOR_OTLP_GRPC}", "${env:COLLECTOR_OTLP_GRPC}\n        max_recv_msg_size_mib: 1"
+    ).replace(
+        "${env:COLLECTOR_OTLP_HTTP}",
+        "${env:COLLECTOR_OTLP_HTTP}\n        max_request_body_size: 1048576",
+    )
 
 
 class Collector(Program):

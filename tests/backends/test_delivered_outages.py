@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.backends.programs import TO_FILE, poll
+from tests.backends.programs import TO_FILE, narrowed, poll
 from tests.backends.spans import from_otlp
 from tests.backends.worker_traced import Traced
 
@@ -31,14 +31,7 @@ exporters:
     1,
 ).replace("receivers: [otlp]", "receivers: [otlp]\n      processors: [memory_limiter]")
 SMALL_MESSAGES = (
-    AT_ONCE.replace(
-        "${env:COLLECTOR_OTLP_GRPC}",
-        "${env:COLLECTOR_OTLP_GRPC}\n        max_recv_msg_size_mib: 1",
-    )
-    .replace(
-        "${env:COLLECTOR_OTLP_HTTP}",
-        "${env:COLLECTOR_OTLP_HTTP}\n        max_request_body_size: 1048576",
-    )
+    narrowed(AT_ONCE)
     .replace(
         "service:\n",
         """  file/metrics:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.backends.programs import TO_FILE, narrowed
 from tests.backends.spans import Span, from_otlp
 
 if TYPE_CHECKING:
@@ -18,35 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.backends.programs import Collector, Jaeger
-
-# Takes no message over 1 MiB.
-NARROW = """
-extensions:
-  health_check:
-    endpoint: ${env:COLLECTOR_HEALTH}
-receivers:
-  otlp:
-    protocols:
-      grpc:
-        endpoint: ${env:COLLECTOR_OTLP_GRPC}
-        max_recv_msg_size_mib: 1
-      http:
-        endpoint: ${env:COLLECTOR_OTLP_HTTP}
-        max_request_body_size: 1048576
-exporters:
-  file:
-    path: ${env:COLLECTOR_FILE}
-    flush_interval: 50ms
-service:
-  extensions: [health_check]
-  pipelines:
-    traces:
-      receivers: [otlp]
-      exporters: [file]
-  telemetry:
-    metrics:
-      level: none
-"""
 
 
 def command(*arguments: object, **variables: str) -> str:
@@ -100,7 +72,7 @@ def test_collector_that_takes_small_messages_only(
     demo_file: Path, tmp_path: Path, make_collector: Callable[..., Collector], protocol: str
 ) -> None:
     """A line over the Collector's own limit is split, and all of it arrives once."""
-    collector = make_collector(NARROW)
+    collector = make_collector(narrowed(TO_FILE))
     endpoint = collector.grpc_endpoint if protocol == "grpc" else collector.http_endpoint
     lines = [json.loads(line) for line in demo_file.read_text().splitlines()]
     request = {"resourceSpans": [one for line in lines for one in line["resourceSpans"]]}

@@ -159,7 +159,7 @@ for count in (10, 20):
     produce(count)
     while telemetry.spans.waiting:
         time.sleep(0.001)
-metrics = telemetry._deliveries[1].counts
+metrics = telemetry._reader._delivery.counts
 known = metrics.delivered
 while metrics.delivered < known + 3:
     time.sleep(0.001)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from chosen import KINDS, QUICK_PROGRAMS
 from harness import result
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -84,26 +85,6 @@ PROGRAMS = (
     "by_hand",
     "distributed_tensors",
     "threads",
-)
-# One of each kind of launch: in the library's way with two variants more.
-KINDS = (
-    "by_hand",
-    "ddp_plain",
-    "fsdp2",
-    "tensor_parallel",
-    "pipeline_1f1b",
-    "distributed_tensors",
-    "threads",
-)
-# Of the way that is not the library's choice here, less is tried. On a torch without hooks it is,
-# and `pytest tests/distributed` tries all of it there.
-QUICK_PROGRAMS = (
-    *KINDS,
-    "ddp_hook_own",
-    "ddp_static_graph_reentrant",
-    "fsdp1_full",
-    "two_dimensions",
-    "zero_optimizer",
 )
 FAILURES = {  # how often each raises, by rank, in three places
     "output_of_another_shape": [3, 3],

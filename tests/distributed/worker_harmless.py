@@ -39,6 +39,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional as dist_nn
+from chosen import KINDS, QUICK_PROGRAMS
 from harness import case, main
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -241,29 +242,9 @@ VARIANTS = {
 }
 
 
-# One of each kind of launch.
-KINDS = (
-    "by_hand",
-    "ddp_plain",
-    "fsdp2",
-    "tensor_parallel",
-    "pipeline_1f1b",
-    "distributed_tensors",
-    "threads",
-)
 # What these could change, others change in all programs: "summed, spans, built inside" does all
 # that "off" does, and with "each, spans, steps" all that "each" does.
 OF_KINDS = ("off", "each")
-# Of the way that is not the library's choice here, less is tried. On a torch without hooks it is,
-# and `pytest tests/distributed` tries all of it there.
-QUICK_PROGRAMS = (
-    *KINDS,
-    "ddp_hook_own",
-    "ddp_static_graph_reentrant",
-    "fsdp1_full",
-    "two_dimensions",
-    "zero_optimizer",
-)
 QUICK = (sys.argv[2:] or ["hooks"])[0] == "kernels" and HookWay.there()
 if QUICK:
     VARIANTS = {name: VARIANTS[name] for name in ("summed", "each, spans, steps")}
