@@ -37,7 +37,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, StatusCode
 
 from otel_modtrack.cli import main
-from otel_modtrack.replay.progress import Progress
+from otel_modtrack.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -645,8 +645,8 @@ def test_bar_on_a_terminal(receiver: Receiver, tmp_path: Path) -> None:
 
 def test_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal there is a line now and then."""
-    progress = Progress(200, every_s=0.0)
-    progress.show(50, "3 spans")
-    Progress(200).show(50, "never so soon")
+    progress = Progress("replay", 200, every_s=0.0)
+    progress.show(50, "3 spans sent")
+    Progress("replay", 200).show(50, "never so soon")
     progress.close()
     assert capsys.readouterr().err == "otel-modtrack replay: 25% read, 3 spans sent\n"

@@ -10,9 +10,17 @@ __all__ = ["FIRING", "fault"]
 
 
 class _Firing(threading.local):
-    """`here`: whether a hook or kernel of ours is on this thread's stack, and has failed."""
+    """What happens on this thread.
+
+    Attributes:
+        here: whether a hook or kernel of ours is on the stack, and has failed.
+        probing: whether hook or kernel are being tried out: then a fault is only noted.
+        met: what was noted.
+    """
 
     here = False
+    probing = False
+    met: Exception | None = None
 
 
 FIRING = _Firing()
@@ -22,11 +30,15 @@ def fault(where: str, error: Exception) -> None:
     """Say so and switch tracking off.
 
     Hooks and kernels stay where they are, and do nothing, until the tracker is left: torch crashes
-    if they are taken away while it calls them.
+    if they are taken away while it calls them. While they are tried out, whoever enters a tracker
+    waits for this thread and tells what it met.
 
     Raises:
         Exception: `error` itself, if a signal handler of the user's raised it in our code.
     """
+    if FIRING.probing:
+        FIRING.met = error
+        return
     FIRING.here = True
     try:
         CORE.fault(where, error)

@@ -102,7 +102,8 @@ def _before(recorder: Recorder, group: Group, args: Any) -> None:
         if operator in _AMBIGUOUS:
             operator = _told_apart(operator, args)
         if operator is not None:
-            recorder.seen(operator, group, args.input_tensors, args.output_tensors, args.async_op)
+            outputs = () if operator.told_by_inputs else args.output_tensors
+            recorder.seen(operator, group, args.input_tensors, outputs, args.async_op)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         fault("a process group's hook", error)
 

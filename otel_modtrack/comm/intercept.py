@@ -123,8 +123,10 @@ class Interception:
         told = (
             f"a collective launched to try it out was not seen by {way} (torch {torch.__version__})"
         )
+        FIRING.probing = True  # this thread has nothing else to do
         probe = _Probe()
         hooks, kernels = HookWay(probe), KernelWay(probe, ("allreduce_",))
+        failure: Exception | None = None
         try:
             group = _lone_group()
             if way == "hooks":
@@ -132,12 +134,15 @@ class Interception:
             else:
                 kernels.install()
             group.allreduce([torch.zeros((), device="cpu")])
-            self._probed[way] = "" if probe.count == 1 else told
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
-            self._probed[way] = f"{told}: {type(error).__name__}: {error}"
+            failure = error
         finally:
             hooks.remove()
             kernels.remove()
+        failure = failure or FIRING.met
+        if failure is not None:
+            told += f": {type(failure).__name__}: {failure}"
+        self._probed[way] = told if failure is not None or probe.count != 1 else ""
 
 
 class _Probe(Recorder):

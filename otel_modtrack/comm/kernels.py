@@ -99,8 +99,10 @@ class KernelWay(_Kernels):
             schema = op._schema.arguments  # noqa: SLF001
             of_type = [(at, one.name, str(one.type)) for at, one in enumerate(schema)]
             tensors = [(at, name) for at, name, kind in of_type if kind in _TENSORS]
-            outs = [at for at, name in tensors if name in _OUTPUTS]
             ins = [at for at, name in tensors if name not in _OUTPUTS]
+            outs = [at for at, name in tensors if name in _OUTPUTS]
+            if operator.told_by_inputs:
+                outs = []
             group_at = next(at for at, one in enumerate(schema) if one.name == "process_group")
             async_at = next((at for at, one in enumerate(schema) if one.name == "async_op"), -1)
             redispatch = op.redispatch

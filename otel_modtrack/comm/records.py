@@ -42,16 +42,18 @@ class Operator:
         name: of torch's operator: ``c10d.allreduce_``, ``c10d_functional.all_reduce``.
         operation: of its kind: ``all_reduce``.
         paid: whether its tensors are payload; a barrier's only say on which device it runs.
+        told_by_inputs: whether what goes in is the payload; what comes out is as large or less.
         paired: whether it goes between two ranks.
     """
 
-    __slots__ = ("name", "operation", "paid", "paired")
+    __slots__ = ("name", "operation", "paid", "paired", "told_by_inputs")
 
     def __init__(self, name: str, operation: str) -> None:
         self.name = name
         self.operation = operation
         self.paid = operation not in ("barrier", "monitored_barrier")
         self.paired = operation in ("send", "recv")
+        self.told_by_inputs = operation in ("all_reduce", "broadcast", "reduce", "reduce_scatter")
 
 
 class Group:

@@ -9,8 +9,9 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from otel_modtrack.replay.lines import LineFile, MalformedError, parse
-from otel_modtrack.replay.progress import Progress
+from otel_modtrack.linefile import LineFile, MalformedError
+from otel_modtrack.progress import Progress
+from otel_modtrack.replay.lines import parse
 from otel_modtrack.replay.sending import Backend, Result, StoppedError
 from otel_modtrack.usage import ConfigurationError, UsageError
 
@@ -38,7 +39,7 @@ def replay_files(paths: Sequence[str], *, start: int = 1, wait_s: float = 60.0) 
     """
     with ExitStack() as opened:
         files = [opened.enter_context(LineFile(path)) for path in paths]
-        progress = Progress(sum(file.size_bytes for file in files))
+        progress = Progress("replay", sum(file.size_bytes for file in files))
         opened.callback(progress.close)
         backend = Backend(wait_s, progress.say)
         opened.callback(backend.close)
@@ -95,7 +96,9 @@ class _Replay:
                     self._place = at, number
                     self._send(file, number, text)
                     self._place = at, number + 1
-                    self._progress.show(read_bytes + file.position_bytes, _told(self._items))
+                    self._progress.show(
+                        read_bytes + file.position_bytes, f"{_told(self._items)} sent"
+                    )
             except MalformedError as error:
                 self._lose(file, number + 1, str(error))
             if number < first - 1:

@@ -1,4 +1,4 @@
-"""A file of OTLP JSON lines -> export requests: each line is one.
+"""A line of OTLP JSON -> an export request.
 
 Source: OpenTelemetry Protocol, *JSON Protobuf Encoding* and *File Exporter*.
 """
@@ -6,23 +6,16 @@ Source: OpenTelemetry Protocol, *JSON Protobuf Encoding* and *File Exporter*.
 from __future__ import annotations
 
 import base64
-import gzip
 import json
-import os
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_modtrack.usage import UsageError
+from otel_modtrack.linefile import MalformedError
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterator
 
-    from typing_extensions import Self
-
-__all__ = ["LineFile", "MalformedError", "Request", "parse", "split", "to_protobuf"]
+__all__ = ["Request", "parse", "split", "to_protobuf"]
 
 # A request holds resources, those hold scopes, and those the items that are counted.
 _LAYERS: Final = {
@@ -31,11 +24,6 @@ _LAYERS: Final = {
     "logs": ("resourceLogs", "scopeLogs", "logRecords"),
 }
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
-_GZIP_MAGIC: Final = b"\x1f\x8b"
-
-
-class MalformedError(Exception):
-    """The line, or the rest of the file, cannot be read. The message says why, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,62 +41,6 @@ class Request:
     content: dict[str, Any]
     text: bytes
     count: int
-
-
-class LineFile:
-    """A file, compressed by gzip or not, as numbered lines.
-
-    Args:
-        path: Of the file.
-
-    Attributes:
-        path: As it was given.
-        size_bytes: As it lies on the disk.
-
-    Raises:
-        UsageError: If it cannot be opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self._stored = Path(path).open("rb")  # noqa: SIM115 - closed by __exit__
-            is_gzip = self._stored.peek(2)[:2] == _GZIP_MAGIC
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {path}: {error.strerror}; give files of OTLP JSON lines"
-            ) from None
-        self.size_bytes = os.fstat(self._stored.fileno()).st_size
-        self._lines: io.BufferedReader | gzip.GzipFile = self._stored
-        if is_gzip:
-            self._lines = gzip.GzipFile(fileobj=self._stored)
-
-    @property
-    def position_bytes(self) -> int:
-        """How much of it was read, as it lies on the disk; 0 of a pipe."""
-        return self._stored.tell() if self._stored.seekable() else 0
-
-    def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        """Each line that is not blank, with its number, from 1.
-
-        Raises:
-            MalformedError: If the file ends before its compressed content does, or is damaged.
-        """
-        try:
-            for number, line in enumerate(self._lines, start=1):
-                if text := line.strip():
-                    yield number, text
-        except EOFError:
-            raise MalformedError("the file is cut off here") from None
-        except (OSError, zlib.error):
-            raise MalformedError("the file cannot be read from here on") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.close()
-        self._stored.close()
 
 
 def parse(text: bytes) -> Request:

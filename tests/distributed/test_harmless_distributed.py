@@ -441,6 +441,27 @@ def test_a_probe_that_sees_nothing(
         assert f"not seen by {way} (torch {torch.__version__})" in record.getMessage()
 
 
+@ways
+@pytest.mark.usefixtures("forced")
+def test_a_probe_that_meets_another_torch(
+    way: str, monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[logging.LogRecord]]
+) -> None:
+    """A torch that tells its hooks or kernels something else is found out, and waits for nobody."""
+    name, what = {"hooks": ("hooks", "_BY_NUMBER"), "kernels": ("kernels", "_is_fake")}[way]
+    monkeypatch.setattr(f"otel_modtrack.comm.{name}.{what}", None)
+    monkeypatch.setattr(ACTIVATION, "_interception", None)
+    monkeypatch.setattr(ACTIVATION, "_said", set())
+    before = patched_state()
+    with ModTracker() as tracker:
+        assert CORE.on
+        dist.all_reduce(torch.ones(2))
+        assert tracker.collectives.total == 0
+    assert patched_state() == before
+    (record,) = logged()
+    assert f"not seen by {way} (torch {torch.__version__}): " in record.getMessage()
+    assert "Error: 'NoneType' object" in record.getMessage()
+
+
 def test_a_probe_leaves_nothing_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe is launched once a process, in a group that nobody sees."""
     groups = dict(dist.distributed_c10d._world.pg_map)
