@@ -43,6 +43,13 @@ lint: $(READY) ## Check style, format and types
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+	@cd frontend && if ! command -v npm >/dev/null; then \
+		echo "== Skipped: checks of frontend/, for npm is missing"; \
+	elif [ node_modules/.package-lock.json -nt package-lock.json ] || npm ci --silent; then \
+		npm run --silent check; \
+	else \
+		echo "== Skipped: checks of frontend/, for its tools could not be installed"; \
+	fi
 
 .PHONY: pytest
 pytest: $(READY) ## Run the tests with branch coverage
@@ -67,9 +74,18 @@ jaeger: ## Run a real Jaeger and a Collector until Ctrl-C, without Docker
 	@scripts/backends/run.sh
 
 .PHONY: bench
-bench: $(READY) ## Measure the overhead per module call, and per collective
+bench: $(READY) ## Measure the overhead per module call and per collective, and the page
 	@$(VENV)/bin/python benchmarks/overhead.py
 	@$(VENV)/bin/python benchmarks/collectives.py
+	@if command -v chromium >/dev/null; then $(VENV)/bin/python benchmarks/page.py; fi
+
+.PHONY: page
+page: ## Build the page of `view --html` from frontend/ (needs Node 20 or newer)
+	@cd frontend && npm ci && npm run check && npm run build
+
+.PHONY: pictures
+pictures: $(READY) ## Take the README's pictures anew (needs chromium)
+	@$(VENV)/bin/python scripts/pictures.py
 
 .PHONY: format
 format: $(READY) ## Rewrite the code in the project's style
@@ -78,7 +94,7 @@ format: $(READY) ## Rewrite the code in the project's style
 
 .PHONY: clean
 clean: ## Remove the virtual environments and everything that was generated
-	rm -rf $(VENV) $(OLDEST_VENV) build dist .coverage .coverage.* .hypothesis
+	rm -rf $(VENV) $(OLDEST_VENV) frontend/node_modules build dist .coverage .coverage.* .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache benchmarks/results modtrack-demo.jsonl
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

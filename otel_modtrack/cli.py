@@ -11,11 +11,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from otel_modtrack.numerals import whole_number
 from otel_modtrack.usage import UsageError
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     Subcommands = argparse._SubParsersAction["Parser"]  # noqa: SLF001 - its only name
 
@@ -105,7 +106,7 @@ def _add_demo(subcommands: Subcommands) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=_whole_number(at_least=1),
+        type=whole_number(at_least=1),
         default=20,
         metavar="N",
         help="training steps (default: %(default)s)",
@@ -123,7 +124,7 @@ def _add_demo(subcommands: Subcommands) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=_whole_number(at_least=0),
+        type=whole_number(at_least=0),
         default=0,
         metavar="S",
         help="seed of the weights and the batches (default: %(default)s)",
@@ -132,42 +133,27 @@ def _add_demo(subcommands: Subcommands) -> None:
 
 
 def _add_view(subcommands: Subcommands) -> None:
-    def run(chosen: argparse.Namespace) -> None:
-        from otel_modtrack.view.command import view_file
+    from otel_modtrack.view.arguments import add_arguments
 
-        view_file(
-            chosen.file,
-            step=chosen.step,
-            depth=chosen.depth,
-            top=chosen.top,
-            colour=_wants_colour(),
-        )
+    def run(chosen: argparse.Namespace) -> None:
+        from otel_modtrack.view.arguments import read_options
+        from otel_modtrack.view.command import view_files
+
+        view_files(chosen.files, read_options(chosen, colour=_wants_colour()))
 
     parser = subcommands.add_parser(
         "view",
-        help="print a step of a trace file as a tree",
-        description="Print one step of a file of OTLP JSON lines as a tree, and its slowest spans.",
+        usage="%(prog)s FILE [FILE ...] [options]",
+        help="show what trace files hold",
+        description=(
+            "Show what files of OTLP JSON lines hold, also several at once (one of each rank) and "
+            "while they are being written: the tree of a step, the modules that took most time, "
+            "the collectives, what differs from another run; or write a page for a browser, or a "
+            "file for another viewer."
+        ),
+        epilog="docs/view.md shows each option with its output.",
     )
-    parser.add_argument("file", metavar="FILE", help="file of OTLP JSON lines")
-    parser.add_argument(
-        "--step",
-        type=_whole_number(at_least=0),
-        metavar="N",
-        help="number of the training step (default: the last)",
-    )
-    parser.add_argument(
-        "--depth",
-        type=_whole_number(at_least=1),
-        metavar="N",
-        help="levels of the tree to show (default: all)",
-    )
-    parser.add_argument(
-        "--top",
-        type=_whole_number(at_least=0),
-        default=10,
-        metavar="N",
-        help="rows of the table of slowest spans (default: %(default)s)",
-    )
+    add_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -190,34 +176,19 @@ def _add_replay(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--from",
         dest="start",
-        type=_whole_number(at_least=1),
+        type=whole_number(at_least=1),
         default=1,
         metavar="LINE",
         help="the first line of the first file that is sent (default: %(default)s)",
     )
     parser.add_argument(
         "--wait",
-        type=_whole_number(at_least=0),
+        type=whole_number(at_least=0),
         default=60,
         metavar="SECONDS",
         help="how long to wait for a backend that does not answer (default: %(default)s)",
     )
     parser.set_defaults(run=run)
-
-
-def _whole_number(*, at_least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = at_least - 1
-        if number < at_least:
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is not a whole number of {at_least} or more"
-            )
-        return number
-
-    return parse
 
 
 def _wants_colour() -> bool:

@@ -46,6 +46,7 @@ class Telemetry:
         self._reader: Reader | None = None
         self._exit_timeout_s = EXIT_TIMEOUT_S
         self._is_told = False
+        self._mention: tuple[Counts, str] | None = None  # told at the end if they delivered any
         self._pid = os.getpid()
 
     def flush(self, timeout_s: float | None = None) -> bool:
@@ -100,11 +101,23 @@ class Telemetry:
                 f"{counts.lost + counts.delivered:,}",
                 reasons,
             )
+        self._say_where()
         return in_time
 
     def _is_ours(self) -> bool:
         """Whether anything here delivers; else the providers are the program's own, or none."""
         return bool(self._deliveries) or self._reader is not None
+
+    def _say_where(self) -> None:
+        """Tell, once and in the process that built all this, how to see what was delivered."""
+        if self._mention is None or self._pid != os.getpid():
+            return
+        counts, sentence = self._mention
+        if counts.delivered:
+            from otel_modtrack.leaving import mention  # noqa: PLC0415 - as in `_enter_child`
+
+            self._mention = None
+            mention(sentence)
 
     def _leave(self) -> None:
         try:
@@ -122,6 +135,7 @@ class Telemetry:
 
         self._pid = os.getpid()
         self._is_told = False
+        self._mention = None  # its parent's to tell
         if self._is_ours():
             at_worker_exit(self._leave)
             if self._reader is not None:

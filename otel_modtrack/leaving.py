@@ -6,17 +6,22 @@ SIGINT needs nothing: its KeyboardInterrupt is a normal end. SIGKILL leaves no t
 from __future__ import annotations
 
 import atexit
+import logging
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["at_exit", "at_sigterm", "at_worker_exit"]
+__all__ = ["at_exit", "at_sigterm", "at_worker_exit", "mention"]
+
+logger = logging.getLogger("otel_modtrack")
 
 
 def at_exit(leave: Callable[[], None]) -> None:
@@ -62,3 +67,17 @@ def at_sigterm(send: Callable[[], None], leave: Callable[[], None]) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, handler)
+
+
+def mention(sentence: str) -> None:
+    """Tell the user what is no fault: in the log, or, if the log leaves it out, on a terminal.
+
+    Workers of multiprocessing's, and all ranks but the first, say nothing.
+    """
+    if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
+        return
+    logger.info("%s", sentence)
+    if not logger.isEnabledFor(logging.INFO) and sys.stderr is not None and sys.stderr.isatty():
+        # A signal may have interrupted a write to it.
+        with suppress(OSError, RuntimeError, ValueError):
+            print(f"otel_modtrack: {sentence}", file=sys.stderr)  # noqa: T201

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from otel_modtrack import leaving
 from otel_modtrack.configuring import EXIT_TIMEOUT_S
+from otel_modtrack.invocation import as_argument, command_line
 from otel_modtrack.otlp import variables
 from otel_modtrack.otlp.delivery import Delivery, Limits
 from otel_modtrack.otlp.metrics import TEMPORALITIES, Reader, watch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Processor", "build", "exit_timeout_s", "read_limits"]
 
 FILE = "OTEL_PYTHON_MODTRACK_FILE"
+_RANK_FILE = "modtrack-spans.rank{}.jsonl"
 _TRACES, _METRICS = "OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER"
 _SAMPLER, _RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 # The SDK's defaults lose spans of one step of a large model: 2,048 wait, and 512 go at once.
@@ -100,6 +102,9 @@ def build(telemetry: Telemetry, service_name: str | None) -> None:
         )
         provider.add_span_processor(Processor(delivery, exit_s))
         telemetry._deliveries.append(delivery)  # noqa: SLF001
+        if isinstance(sender, FileSender):
+            how = f"to see the spans: {_view_command(sender.shown)}"
+            telemetry._mention = delivery.counts, how  # noqa: SLF001
         delivery.start()
     if senders:
         telemetry.spans = telemetry._deliveries[0].counts  # noqa: SLF001
@@ -231,7 +236,7 @@ def _file_sender() -> FileSender:
     path, name = variables.text(FILE)
     if not path:
         rank = os.environ.get("RANK", "")
-        path = f"modtrack-spans{f'.rank{rank}' if rank.isdecimal() else ''}.jsonl"
+        path = _RANK_FILE.format(rank) if rank.isdecimal() else "modtrack-spans.jsonl"
     try:
         return FileSender(path)
     except ImportError:
@@ -243,6 +248,13 @@ def _file_sender() -> FileSender:
         raise ConfigurationError(
             f"{name}: cannot write {Path(path)} ({error.strerror}); name a file that can be written"
         ) from None
+
+
+def _view_command(path: str) -> str:
+    """What shows a file, or, where each rank has its own, the files of all."""
+    if path == _RANK_FILE.format(os.environ.get("RANK", "")):
+        return f"{command_line('view')} {_RANK_FILE.format('*')}"
+    return command_line("view", as_argument(path))
 
 
 def _metric_sender() -> MetricSender | None:

@@ -39,7 +39,7 @@ from otel_modtrack.demo.text import english_text
 from otel_modtrack.demo.train import encode
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.model import Node, build_trees, find_steps
-from otel_modtrack.view.reader import read_trace_file
+from otel_modtrack.view.reader import read_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,8 +67,8 @@ class Finished:
     @property
     def steps(self) -> list[Node]:
         """The steps that the file holds, as trees."""
-        found = read_trace_file(self.out)
-        assert found.bad_lines == []
+        found = read_files([str(self.out)])
+        assert found.faults == []
         return find_steps(build_trees(found.spans))
 
     @property
@@ -156,7 +156,7 @@ def test_every_step_is_a_whole_tree(plain: Finished) -> None:
     """Each step has every module, forward and backward, in order, and no other span."""
     assert plain.process.returncode == 0
     assert [shape(step) for step in plain.steps] == [expected_step(n) for n in range(STEPS)]
-    assert len(read_trace_file(plain.out).spans) == STEPS * SPANS_A_STEP
+    assert len(read_files([str(plain.out)]).spans) == STEPS * SPANS_A_STEP
 
 
 def test_each_step_is_a_trace(plain: Finished) -> None:
@@ -193,14 +193,18 @@ def test_output_tells_the_whole_story(plain: Finished) -> None:
 
 
 def test_view_shows_the_same(plain: Finished) -> None:
-    """The command that the demo names in its last line prints what the demo printed."""
-    label, _, command = plain.process.stdout.splitlines()[-1].partition(": ")
-    assert label == "Show it again"
+    """The commands that the demo names at its end print what the demo printed, and write a page."""
+    again, page = (line.partition(": ") for line in plain.process.stdout.splitlines()[-2:])
+    assert (again[0], page[0]) == ("Show it again", "In a browser")
+    command = again[2]
+    assert page[2] == f"{command} --html {plain.out.with_suffix('.html')}"
     shown = subprocess.run(  # noqa: S603 - our own command
         shlex.split(command), capture_output=True, text=True, encoding="utf-8", check=True
     )
     assert shown.stdout.startswith(f"Step {STEPS - 1} of ")
     assert shown.stdout in plain.process.stdout
+    assert main(shlex.split(page[2])[1:]) == 0
+    assert plain.out.with_suffix(".html").read_text().startswith("<!doctype html>")
 
 
 def test_checkpointing_recomputes_inside_the_backward(checkpointed: Finished) -> None:
@@ -228,7 +232,7 @@ def test_old_file_is_replaced(checkpointed: Finished) -> None:
 
 def test_service_name_is_the_users(checkpointed: Finished) -> None:
     """OTEL_SERVICE_NAME is heeded."""
-    assert {step.span.service for step in checkpointed.steps} == {"mine"}
+    assert {step.span.process.service for step in checkpointed.steps} == {"mine"}
 
 
 def test_seed_decides_the_run(plain: Finished, checkpointed: Finished, tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def span_ids(requests: Sequence[ExportTraceServiceRequest]) -> list[str]:
 
 def written_ids(finished: Finished) -> list[str]:
     """Return the ids of all spans in the file, sorted."""
-    return sorted(span.span_id for span in read_trace_file(finished.out).spans)
+    return sorted(span.span_id for span in read_files([str(finished.out)]).spans)
 
 
 def test_http_backend_gets_every_span(tmp_path: Path) -> None:

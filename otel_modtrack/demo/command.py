@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -12,8 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_modtrack.invocation import as_argument, command_line
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.command import view_file
+from otel_modtrack.view.command import view_files
+from otel_modtrack.view.options import Options as ViewOptions
 
 if TYPE_CHECKING:
     from otel_modtrack.demo.export import Pipeline
@@ -68,13 +68,16 @@ def run_demo(options: Options, *, colour: bool = False) -> None:
     pipeline = _train(options, out, backend)
     _check_written(pipeline, out)
     print()
-    view_file(out, colour=colour)
+    view_files([str(out)], ViewOptions(colour=colour))
     print()
     print(f"{pipeline.file.delivered:,} of {pipeline.produced:,} spans are in {out}")
     if backend is not None:
         sys.stdout.flush()
         _report_backend(pipeline, backend)
-    print(f"Show it again: {_view_command(out)}")
+    shown = as_argument(str(out))
+    page = str(Path(shown).with_suffix(".html"))
+    print(f"Show it again: {command_line('view', shown)}")
+    print(f"In a browser: {command_line('view', shown, '--html', page)}")
 
 
 def _train(options: Options, out: Path, backend: Endpoint | None) -> Pipeline:
@@ -187,16 +190,3 @@ def _reasons(counts: Counts) -> str:
 
 def _steps(count: int) -> str:
     return f"{count:,} step{'' if count == 1 else 's'}"
-
-
-def _view_command(out: Path) -> str:
-    """Return the command as it can be typed here, also where the environment is not activated."""
-    script = Path(sys.executable).with_name("otel-modtrack")
-    if shutil.which("otel-modtrack"):
-        program = ["otel-modtrack"]
-    elif script.exists():
-        is_below = script.is_relative_to(Path.cwd())
-        program = [str(script.relative_to(Path.cwd()) if is_below else script)]
-    else:
-        program = [sys.executable, "-m", "otel_modtrack"]
-    return shlex.join([*program, "view", str(out)])

@@ -1,58 +1,75 @@
-"""What ``otel-modtrack view`` does: choose a step and print it."""
+"""What ``otel-modtrack view`` does: read files, show what was chosen, write other files."""
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from otel_modtrack.sizes import render_size
+from otel_modtrack import semconv
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.model import build_trees, find_steps, sum_collectives
-from otel_modtrack.view.reader import from_sdk, read_trace_file
-from otel_modtrack.view.terminal import render_slowest, render_tree
+from otel_modtrack.view import asjson
+from otel_modtrack.view.choose import Selection, select
+from otel_modtrack.view.model import build_trees
+from otel_modtrack.view.options import COLLECTIVES, DIFF, TOP, TREE, Options
+from otel_modtrack.view.paint import join_some, printable
+from otel_modtrack.view.reader import from_sdk, read_files
+from otel_modtrack.view.shows import show_collectives, show_diff, show_top, show_tree
+from otel_modtrack.view.writing import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Iterable, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_modtrack.view.model import Node, Span
+    from otel_modtrack.view.reader import Fault
 
 
-__all__ = ["view_file", "view_spans"]
+__all__ = ["view_files", "view_spans"]
 
 
-def view_file(
-    path: str | Path,
-    *,
-    step: int | None = None,
-    depth: int | None = None,
-    top: int = 10,
-    colour: bool = False,
-) -> None:
-    """Print a step of a trace file: what it is, its tree, its slowest spans.
+def view_files(paths: Sequence[str], options: Options | None = None) -> None:
+    """Print what trace files hold, or write it for other viewers.
 
     Args:
-        path: A file of OTLP JSON lines.
-        step: Number of the training step; the last one, or the last trace of a file without steps,
-            if None.
-        depth: Levels of the tree; all if None.
-        top: Rows of the table; 0 for no table.
-        colour: Whether to use a terminal's colours.
+        paths: Files of OTLP JSON lines, compressed by gzip or not; ``-`` for stdin.
+        options: What is shown of them; the tree of the last step, if None.
 
     Raises:
-        UsageError: If the file cannot be read, has no spans, or not that step.
+        UsageError: If a file cannot be read or written, has no spans, or nothing of what was
+            chosen; or if options contradict each other.
     """
-    found = read_trace_file(path)
-    if found.bad_lines:
-        print(
-            f"otel-modtrack view: skipped what could not be read in {path}, "
-            f"{_lines(found.bad_lines)}",
-            file=sys.stderr,
-        )
-    roots = _choose(build_trees(found.spans), step, str(path))
-    _print(roots, depth=depth, top=top, colour=colour)
+    options = options or Options()
+    options.check()
+    inputs = [*paths, *options.diff]
+    if inputs.count("-") > 1:
+        raise UsageError("stdin can be read once only; give - once")
+    with open_files(options.exports, inputs) as writer:
+        trees, faults = _read(paths)
+        source = _name(paths)
+        content: str | dict[str, Any] = ""
+        shows = options.shows
+        if shows == DIFF:
+            later_trees, later_faults = _read(options.diff)
+            faults = [*faults, *later_faults]
+            content = show_diff(trees, source, later_trees, _name(options.diff), options)
+        elif shows is not None:
+            content = _SHOW[shows](trees, source, options)
+        written = []
+        if options.exports:
+            written = writer.write(select(trees, options.selection, source), faults)
+    if isinstance(content, dict):
+        print(_as_document(content, shows, paths, options, faults))
+    elif content:
+        print(content)
+    if content and written and not options.as_json:
+        print()
+    for line in written:
+        print(line, file=sys.stderr if options.as_json else sys.stdout)
+
+
+_SHOW: Final = {TREE: show_tree, TOP: show_top, COLLECTIVES: show_collectives}
 
 
 def view_spans(
@@ -67,84 +84,74 @@ def view_spans(
 
     Args:
         spans: In any order.
-        step: As for `view_file`, and so is the rest.
+        step: Number of the training step; the last one, or the last trace if there are no steps,
+            if None.
         depth: Levels of the tree; all if None.
-        top: Rows of the table; 0 for no table.
+        top: Rows of the table of the slowest; 0 for no table.
         colour: Whether to use a terminal's colours.
 
     Raises:
         UsageError: If there is no span, or not that step.
     """
-    trees = build_trees(map(from_sdk, spans))
+    trees = build_trees(from_sdk(spans))
     if not trees:
         raise UsageError("there are no spans; was the tracker on, with this provider?")
-    roots = _choose(trees, step, "the program")
-    _print(roots, depth=depth, top=top, colour=colour)
+    options = Options(selection=Selection(step), depth=depth, slowest=top, colour=colour)
+    print(show_tree(trees, "the program", options))
 
 
-def _print(roots: list[Node], *, depth: int | None, top: int, colour: bool) -> None:
-    print(_headline(roots))
-    print()
-    print(render_tree(roots, depth=depth, colour=colour))
-    if top:
-        print()
-        print("Slowest by time of their own:")
-        print()
-        print(render_slowest(roots, top=top, colour=colour))
+def _read(paths: Sequence[str]) -> tuple[list[Node], list[Fault]]:
+    """Read files, say on stderr what is amiss, and build the trees."""
+    found = read_files(paths)
+    for fault in found.faults:
+        _say(
+            f"skipped what could not be read in {fault.path}, "
+            f"line{'s' if len(fault.lines) > 1 else ''} {join_some(fault.lines)}: {fault.reason}"
+        )
+    for path in _without_ours(found.spans):
+        _say(f"no span in {path} is of otel_modtrack's; they are shown as they are")
+    return build_trees(found.spans), found.faults
 
 
-def _choose(trees: list[Node], step: int | None, source: str) -> list[Node]:
-    """Return the step that was asked for, or the last one, or the last trace."""
-    steps = find_steps(trees)
-    if step is not None:
-        matching = [node for node in steps if node.span.step == step]
-        if not matching:
-            raise UsageError(f"{source} has no step {step}; {_which_steps(steps)}")
-        return matching[-1:]
-    if steps:
-        return steps[-1:]
-    last = trees[-1].span.trace_id
-    return [tree for tree in trees if tree.span.trace_id == last]
+def _without_ours(spans: Iterable[Span]) -> list[str]:
+    """Return the files in which no span was made by otel_modtrack, or says anything of a module."""
+    files: dict[str, bool] = {}
+    for span in spans:
+        source = span.process.source
+        if not files.get(source):
+            files[source] = span.scope == semconv.SCOPE_NAME or any(
+                name.startswith("modtrack.") for name in span.attributes
+            )
+    return [path for path, has_ours in files.items() if not has_ours]
 
 
-def _which_steps(steps: list[Node]) -> str:
-    numbers = sorted(node.span.step for node in steps if node.span.step is not None)
-    if not numbers:
-        return "it has no steps at all: leave --step out to see its last trace"
-    if numbers[0] == numbers[-1]:
-        return f"its only step is {numbers[0]}"
-    return f"its steps run from {numbers[0]} to {numbers[-1]}"
+def _say(sentence: str) -> None:
+    print(f"otel-modtrack view: {printable(sentence)}", file=sys.stderr)
 
 
-def _headline(roots: list[Node]) -> str:
-    first = roots[0].span
-    spans = [node.span for root in roots for _, node in root.walk()]
-    duration_ms = sum(root.span.duration_ns for root in roots) / 1e6
-    what = f"Trace {first.trace_id}" if first.step is None else f"Step {first.step}"
-    # The SDK's name for a service that has none says nothing.
-    is_named = first.service and not first.service.startswith("unknown_service")
-    service = f" of {first.service}" if is_named else ""
-    rank = "" if first.rank is None else ", rank {} of {}".format(*first.rank)
-    return (
-        f"{what}{service}{rank}: {_plural(len(spans), 'span')}, {duration_ms:.1f} ms"
-        f"{_launched(spans)}"
-    )
+def _name(paths: Sequence[str]) -> str:
+    """Return what the files are called in a message."""
+    return join_some(_named(paths), shown=3)
 
 
-def _launched(spans: list[Span]) -> str:
-    found = sum_collectives(spans)
-    if not found:
-        return ""
-    count = sum(one.count for one in found)
-    size = render_size(sum(one.size_bytes for one in found))
-    return f", {_plural(count, 'collective')} of {size}"
+def _named(paths: Sequence[str]) -> list[str]:
+    return ["stdin" if path == "-" else path for path in paths]
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _lines(numbers: list[int], *, shown: int = 5) -> str:
-    listed = ", ".join(str(number) for number in numbers[:shown])
-    more = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
-    return f"line{'s' if len(numbers) > 1 else ''} {listed}{more}"
+def _as_document(
+    content: dict[str, Any],
+    shows: str | None,
+    paths: Sequence[str],
+    options: Options,
+    faults: Sequence[Fault],
+) -> str:
+    head = {
+        "view": shows,
+        "version": asjson.VERSION,
+        "files": _named(paths),
+        **({"other_files": _named(options.diff)} if options.diff else {}),
+        "skipped": [
+            {"file": fault.path, "reason": fault.reason, "lines": fault.lines} for fault in faults
+        ],
+    }
+    return json.dumps({**head, **content}, indent=1)

@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-__all__ = ["Collectives", "Event", "Node", "Span", "build_trees", "find_steps", "sum_collectives"]
+__all__ = [
+    "Collectives",
+    "Event",
+    "Link",
+    "Node",
+    "Process",
+    "Span",
+    "build_trees",
+    "find_steps",
+    "read_collectives",
+    "sum_collectives",
+]
 
 # What torch calls the groups that nobody named.
 _UNNAMED_GROUPS: Final = frozenset({"default_pg", "undefined", ""})
@@ -19,10 +30,54 @@ _UNNAMED_GROUPS: Final = frozenset({"default_pg", "undefined", ""})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened at one moment of a span."""
+    """Something that happened at one moment of a span.
+
+    Attributes:
+        name: ``modtrack.collective``.
+        time_ns: Wall time in nanoseconds since 1970.
+        attributes: Values by name.
+    """
 
     name: str
+    time_ns: int = 0
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a span names besides its parent: a backward its forward."""
+
+    trace_id: str
+    span_id: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Process:
+    """What recorded spans: a process of a job, or a service.
+
+    Attributes:
+        service: ``service.name`` of the resource, or "".
+        rank: Of this process among all; None where no span or resource tells.
+        world_size: How many processes there are; None likewise.
+        source: The file that it was read from.
+        attributes: Of the resource.
+    """
+
+    service: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    source: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What tells it from others: ``rank 1``, or else the service's or the file's name."""
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        # The SDK's name for a service that has none says nothing.
+        is_named = self.service and not self.service.startswith("unknown_service")
+        return self.service if is_named else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +108,14 @@ class Span:
         name: ``forward GPT.layers.*``.
         start_ns: Wall time in nanoseconds since 1970.
         end_ns: The same clock; never before ``start_ns``.
-        attributes: Values by name.
+        attributes: Values by name. Spans that have the same ones share them.
         failed: True where the status is ERROR.
-        service: ``service.name`` of the resource, or "".
+        status_message: What the status says, or "".
+        kind: As OTLP numbers it: 1 is INTERNAL, 2 SERVER, 3 CLIENT, 4 PRODUCER, 5 CONSUMER.
+        scope: Name of the instrumentation scope: ``otel_modtrack``.
+        process: What recorded it. Spans of one process share it.
         events: In the order of the file.
+        links: In the order of the file.
     """
 
     trace_id: str
@@ -67,8 +126,12 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
     failed: bool = False
-    service: str = ""
+    status_message: str = ""
+    kind: int = 1
+    scope: str = ""
+    process: Process = field(default_factory=Process)
     events: Sequence[Event] = ()
+    links: Sequence[Link] = ()
 
     @property
     def duration_ns(self) -> int:
@@ -83,24 +146,59 @@ class Span:
 
     @property
     def rank(self) -> tuple[int, int] | None:
-        """(rank, world size) of the process, on the span of a step of a distributed program."""
-        rank = self.attributes.get(semconv.RANK)
-        world_size = self.attributes.get(semconv.WORLD_SIZE)
-        if not (isinstance(rank, int) and isinstance(world_size, int)):
-            return None
-        return rank, world_size
+        """(rank, world size) of the process of a distributed program."""
+        rank, world_size = self.process.rank, self.process.world_size
+        return None if rank is None or world_size is None else (rank, world_size)
+
+    @property
+    def phase(self) -> str | None:
+        """``forward``, ``backward`` or ``recompute``, on a module's or named region's span."""
+        return self._text(semconv.PHASE)
+
+    @property
+    def fqn(self) -> str | None:
+        """``GPT.layers.17.mlp``, on a module's or named region's span."""
+        return self._text(semconv.MODULE_FQN)
+
+    @property
+    def template(self) -> str | None:
+        """``GPT.layers.*.mlp``, on a module's or named region's span."""
+        return self._text(semconv.MODULE_TEMPLATE)
+
+    @property
+    def module_type(self) -> str | None:
+        """The module's class, on a module's span."""
+        return self._text(semconv.MODULE_TYPE)
+
+    @property
+    def category(self) -> str:
+        """``forward``, ``backward``, ``recompute``, ``optimizer``, ``step`` or ``other``."""
+        phase = self.phase
+        if phase is not None:
+            return phase
+        if self.step is not None:
+            return "step"
+        if self.scope in {"", semconv.SCOPE_NAME}:
+            if self.name == semconv.BACKWARD_SPAN:
+                return "backward"
+            if self.name.startswith(f"{semconv.OPTIMIZER_STEP_SPAN} "):
+                return "optimizer"
+        return "other"
 
     @property
     def label(self) -> str:
         """What tells the span from its siblings: its full module name where it has one."""
         if self.step is not None:
             return f"{self.name} {self.step}"
-        phase = self.attributes.get(semconv.PHASE)
-        fqn = self.attributes.get(semconv.MODULE_FQN)
+        phase, fqn = self.phase, self.fqn
         if phase is None or fqn is None:
             return self.name
         call_index = self.attributes.get(semconv.MODULE_CALL_INDEX)
         return f"{phase} {fqn}" if call_index is None else f"{phase} {fqn} #{call_index}"
+
+    def _text(self, name: str) -> str | None:
+        value = self.attributes.get(name)
+        return value if isinstance(value, str) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +238,7 @@ def sum_collectives(spans: Iterable[Span]) -> list[Collectives]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for span in spans:
         for event in span.events:
-            found = _collectives(event)
+            found = read_collectives(event)
             if found is not None:
                 key = found.operation, found.group
                 count, size_bytes = sums.get(key, (0, 0))
@@ -148,7 +246,7 @@ def sum_collectives(spans: Iterable[Span]) -> list[Collectives]:
     return [Collectives(*key, *value) for key, value in sums.items()]
 
 
-def _collectives(event: Event) -> Collectives | None:
+def read_collectives(event: Event) -> Collectives | None:
     """Return what an event tells about collectives; None for another event, or a malformed one."""
     if event.name != semconv.COLLECTIVE_EVENT:
         return None

@@ -1,0 +1,70 @@
+"""What many spans have in common, kept once, and how it is written for the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_modtrack.view.model import Process, Span
+
+__all__ = ["Texts", "describe_process", "number_processes", "to_json"]
+
+# Larger integers are not exact in a browser.
+_EXACT: Final = 2**53
+
+
+class Texts:
+    """Texts by number, from 0; each is kept once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        """Return the text's number."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def in_order(self) -> list[str]:
+        """The texts, in the order of their numbers."""
+        return list(self._numbers)
+
+
+def number_processes(spans: Sequence[Span]) -> dict[Process, int]:
+    """Number the processes as the page shows them: by rank, then those without, as they began."""
+    found = list(dict.fromkeys(span.process for span in spans))
+    found.sort(key=lambda process: (process.rank is None, process.rank or 0))
+    return {process: number for number, process in enumerate(found)}
+
+
+def describe_process(process: Process) -> dict[str, Any]:
+    """Return what the page shows of a process."""
+    return {
+        "label": process.label or "spans",
+        "service": process.service,
+        "rank": process.rank,
+        "world_size": process.world_size,
+        "source": process.source,
+        "attributes": _plain(process.attributes),
+    }
+
+
+def to_json(content: Mapping[str, Any]) -> str:
+    """Write what a browser reads as it was: also large integers, NaN and infinity, as texts."""
+    return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if abs(value) < _EXACT else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(content) for key, content in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value)

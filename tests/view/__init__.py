@@ -1,0 +1,1 @@
+"""Tests of what `otel-modtrack view` shows in a terminal."""
