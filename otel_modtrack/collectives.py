@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from otel_modtrack.comm.records import Tally
     from otel_modtrack.regions import Subject
 
-__all__ = ["Collectives"]
+__all__ = ["PHASES", "Collectives"]
 
 _BOLD, _DIM, _PLAIN = "\033[1m", "\033[2m", "\033[0m"
-_PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
+PHASES = ("forward", "backward", "recompute", "optimizer", "outside")
 
 
 class _Module(NamedTuple):
@@ -138,8 +138,8 @@ class Collectives:
             ValueError: if a phase is none of those that there are.
         """
         self._check_ran("table")
-        if phases is not None and (unknown := set(phases) - set(_PHASES)):
-            msg = f"table(phases=...): {', '.join(_PHASES)} are known, not {min(unknown)!r}"
+        if phases is not None and (unknown := set(phases) - set(PHASES)):
+            msg = f"table(phases=...): {', '.join(PHASES)} are known, not {min(unknown)!r}"
             raise ValueError(msg)
         if color is None:
             color = sys.stdout.isatty()
@@ -151,7 +151,7 @@ class Collectives:
             counts = modules.get(module.fqn, {})
             shown = [
                 (phase, operation, tally)
-                for phase in phases or _PHASES
+                for phase in phases or PHASES
                 for operation, tally in counts.get(phase, {}).items()
             ]
             own = _parameter_lines(module.subject) if parameters else []

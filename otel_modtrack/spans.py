@@ -32,6 +32,7 @@ __all__ = ["Scope", "SpanSink", "make_sink"]
 
 logger = logging.getLogger("otel_modtrack")
 
+clock = time.perf_counter_ns
 _MOST_EVENTS = 128  # a span's, unless its provider says otherwise; the SDK's default
 
 
@@ -132,7 +133,7 @@ class SpanSink(Sink):
     def _sampled(self, subject: Subject, scope: Scope) -> Unit | None:
         """A unit, if the provider wants its first region recorded."""
         unit = Unit(self, scope)
-        region = Region(subject, None, Phase.FORWARD, time.perf_counter_ns(), unit)
+        region = Region(subject, None, Phase.FORWARD, clock(), unit)
         span = self._start(region, scope.context)
         if not span.is_recording():
             return None
@@ -263,7 +264,7 @@ class SpanSink(Sink):
             unit.told = gather(unit)
         number(regions)
         if not all(region.end_ns for region in regions):
-            now_ns = time.perf_counter_ns()
+            now_ns = clock()
             for region in regions:  # a body that has not run to its end
                 region.end_ns = region.end_ns or now_ns
         for region in unit.bodies:  # one that outlived its parent hangs where it fits

@@ -19,10 +19,14 @@ from torch import nn
 from torch.autograd import graph
 from torch.optim import optimizer
 
+from otel_modtrack.testing.fixed import CLOCKS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from opentelemetry.sdk.trace import ReadableSpan
+
+pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
 
@@ -52,6 +56,7 @@ def patched_state() -> dict[str, object]:
         "subprocesses": subprocess.Popen.__init__,
         "processes": multiprocessing.process.BaseProcess.start,
         "SIGTERM": signal.getsignal(signal.SIGTERM),
+        "clocks": [getattr(holder, name) for holder, name in CLOCKS],
         "collector": gc.isenabled(),
         "threads": threading.active_count(),
         "group registration": getattr(c10d, "_register_process_group", None),

@@ -143,6 +143,18 @@ def test_fsdp() -> None:
     ]
 
 
+def test_test_model() -> None:
+    """The tests of the example pass, in a pytest of their own."""
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_model.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_each_example_is_short(path: Path) -> None:
     """One idea, under 60 lines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from otel_modtrack.comm.records import Phases, Tally
 from otel_modtrack.regions import CALLS, Kind, Phase
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from otel_modtrack.comm.records import Collective, Operator
     from otel_modtrack.regions import Region, Subject
 
-__all__ = ["GLOBAL", "Called", "Ledger"]
+__all__ = ["GLOBAL", "Called", "Key", "Ledger"]
 
 GLOBAL = "Global"
 _SETTLE_AT = 256  # records that wait to be counted
 
 # The modules around, innermost first; the phase; the operator and the group's name.
-_Key = tuple[tuple[str, ...], str, tuple["Operator", str]]
+Key = tuple[tuple[str, ...], str, tuple["Operator", str]]
+_Of = TypeVar("_Of")
 
 
 class Called:
@@ -43,7 +44,7 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._pending: list[Collective] = []
-        self._counts: dict[_Key, list[int]] = {}
+        self._counts: dict[Key, list[int]] = {}
         self.called: dict[str, Called] = {}
 
     def add(self, record: Collective) -> None:
@@ -88,9 +89,9 @@ class Ledger:
                     entry[0] += 1
                     entry[1] += launch.size
 
-    def sums(self, of: Callable[[_Key], str]) -> dict[str, Tally]:
+    def sums(self, of: Callable[[Key], _Of]) -> dict[_Of, Tally]:
         """Counts and bytes by something."""
-        found: dict[str, Tally] = {}
+        found: dict[_Of, Tally] = {}
         with self._lock:
             self._settle()
             for key, (count, size) in self._counts.items():
@@ -108,8 +109,19 @@ class Ledger:
                     _add(by_operation, operator.operation, count, size)
         return found
 
+    def only(self, keep: Callable[[Key], bool]) -> Ledger:
+        """A ledger of its own with what was counted so far, as far as it is kept."""
+        found = Ledger()
+        with self._lock:
+            self._settle()
+            for key, entry in self._counts.items():
+                if keep(key):
+                    found._counts[key] = list(entry)
+            found.called = dict(self.called)
+        return found
 
-def _add(tallies: dict[str, Tally], key: str, count: int, size: int) -> None:
+
+def _add(tallies: dict[_Of, Tally], key: _Of, count: int, size: int) -> None:
     before = tallies.get(key, _NONE)
     tallies[key] = Tally(before.count + count, before.size + size)
 

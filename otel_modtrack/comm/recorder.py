@@ -9,8 +9,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_modtrack import where
-from otel_modtrack.calls import clock
+from otel_modtrack import calls, where
 from otel_modtrack.comm.groups import Groups
 from otel_modtrack.comm.kernels import FUNCTIONAL
 from otel_modtrack.comm.operators import NOTHING, look, measure, shapes_of
@@ -91,12 +90,12 @@ class Recorder:
             if self.each:
                 record: Collective = self._detailed(launch, region, inputs, outputs)
             else:
-                record = Collective(launch, region, clock())
+                record = Collective(launch, region, calls.clock())
             unit.collectives.append(record)
         elif state.skip:
             record = _unrecorded(launch)
         else:
-            record = Collective(launch, region, clock())
+            record = Collective(launch, region, calls.clock())
         for ledger in CORE.ledgers:
             ledger.add(record)
 
@@ -109,7 +108,7 @@ class Recorder:
         try:
             future = work.get_future()
             if future.done():  # else torch would call us here, and swallow a signal's exception
-                details.end_ns = clock()
+                details.end_ns = calls.clock()
             else:
                 future.add_done_callback(functools.partial(_done, details))
         except RuntimeError as error:  # a work without a future
@@ -136,7 +135,7 @@ class Recorder:
     def _detailed(
         self, launch: Launch, region: Region | None, inputs: Any, outputs: Any
     ) -> Detailed:
-        record = Detailed(launch, region, clock())
+        record = Detailed(launch, region, calls.clock())
         record.details = Details(shapes_of(inputs or outputs) if launch.operator.paid else ())
         self._reasons.explain(record.details, inputs)
         self._last.record = record
@@ -145,7 +144,7 @@ class Recorder:
 
 def _unrecorded(launch: Launch) -> Unrecorded:
     """Nothing is recorded on this thread: the Python stack still tells the modules of a forward."""
-    record = Unrecorded(launch, None, clock())
+    record = Unrecorded(launch, None, calls.clock())
     fqns = tuple(where.fqns_on_stack())
     phase = Phase.FORWARD if fqns else Phases.OUTSIDE
     if current_graph_task_id() != -1:
@@ -171,4 +170,4 @@ def _of_the_only_run() -> Any:
 def _done(details: Details, future: Any) -> None:
     """Called on a thread of the backend's."""
     del future
-    details.end_ns = clock()
+    details.end_ns = calls.clock()

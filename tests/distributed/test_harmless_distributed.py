@@ -27,9 +27,9 @@ from otel_modtrack import ModTracker
 from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.comm import intercept
 from otel_modtrack.core import CORE
+from otel_modtrack.testing import Tree
 from tests.conftest import patched_state
 from tests.tracker.test_faults import clean_up
-from tests.trees import tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -433,7 +433,7 @@ def test_a_probe_that_sees_nothing(
             assert tracker.collectives.total == 0
             assert tracker.collectives.by_operation() == {}
         assert patched_state() == before
-        assert tree(exporter.get_finished_spans()) == TREE
+        Tree(exporter.get_finished_spans()).assert_equals(TREE)
         exporter.clear()
         (record,) = logged()
         assert record.levelno == logging.WARNING

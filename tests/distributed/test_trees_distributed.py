@@ -16,12 +16,13 @@ parallel, pipelines, with checkpointing and without. There is what it does not j
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any
 
 import pytest
 from harness import result
 
-from tests.trees import expected
+from otel_modtrack.testing import assert_tree_equals
 
 WORKER = "worker_trees.py"
 
@@ -151,7 +152,7 @@ RECOMPUTING = (
 
 def joined(*parts: str) -> str:
     """Trees one after the other."""
-    return "\n".join(expected(part) for part in parts)
+    return "\n".join(cleandoc(part) for part in parts)
 
 
 def in_a_step(*parts: str) -> str:
@@ -286,18 +287,23 @@ def test_errors(name: str) -> None:
 def test_compiled(name: str) -> None:
     """One region for a compiled callable, whatever DDP has to do with it."""
     for found in trees("trees_of_compiled", name):
-        assert found == expected("""
+        assert_tree_equals(
+            found,
+            """
             forward Net
             backward
               backward Net
-        """)
+        """,
+        )
 
 
 @pytest.mark.parametrize("name", ["", "split"])
 def test_sequence_parallel(name: str) -> None:
     """DTensors between the layers."""
     for found in trees("tree_of_sequence_parallel", name):
-        assert found == expected("""
+        assert_tree_equals(
+            found,
+            """
             forward Sequential
               forward Sequential.0
               forward Sequential.1
@@ -307,7 +313,8 @@ def test_sequence_parallel(name: str) -> None:
                 backward Sequential.2
                 backward Sequential.1
                 backward Sequential.0
-        """)
+        """,
+        )
 
 
 # -- the programs of `frameworks` ------------------------------------------------------------------

@@ -91,10 +91,11 @@ from otel_modtrack import ModTracker
 from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.comm.hooks import HookWay
 from otel_modtrack.core import CORE
+from otel_modtrack.testing import Tree
 from tests.conftest import patched_state
+from tests.intervals import check_intervals
 from tests.same import generators, graph_of
 from tests.tracker.test_faults import Interrupt, Late, clean_up, object_handler, plain_handler
-from tests.trees import check_intervals, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1896,7 +1897,7 @@ def not_clean(lone: Lone, kept: Kept) -> list[str]:
     except AssertionError as unlike:
         faults.append(f"intervals: {unlike}")
     # An optimizer step that was interrupted: that it is over is found out by the next call.
-    text = re.sub(r"#\d+|^optimizer_step SGD!\n", "", tree(spans))
+    text = re.sub(r"#\d+|^optimizer_step SGD!\n", "", str(Tree(spans)))
     return faults if text == CLEAN else [*faults, text]
 
 

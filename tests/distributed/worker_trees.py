@@ -45,9 +45,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker
+from otel_modtrack.testing import Tree
+from tests.intervals import check_intervals
 from tests.tracker import oracle
 from tests.tracker.oracle import watched
-from tests.trees import check_intervals, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -235,7 +236,7 @@ class Traced:
         """As text; models are not numbered, for others of their class may be alive."""
         spans = self.exporter.get_finished_spans()
         check_intervals(spans)
-        return re.sub(r"#\d+", "", tree(spans))
+        return re.sub(r"#\d+", "", str(Tree(spans)))
 
 
 def trained(

@@ -31,8 +31,9 @@ from torch import nn
 from torch.autograd import Variable
 
 from otel_modtrack import ModTracker, region
+from otel_modtrack.testing import Tree
+from tests.intervals import check_intervals
 from tests.tracker.verdict import Verdict, judge
-from tests.trees import check_intervals, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -433,7 +434,7 @@ class Watched:
 
         Models of other tests may still be alive, and have the first numbers.
         """
-        text, whole = tree(spans), tree(self.spans)
+        text, whole = str(Tree(spans)), str(Tree(self.spans))
         for root in {found[0] for found in _ROOT.findall(whole)}:
             numbers = sorted({int(n or 1) for r, n in _ROOT.findall(whole) if r == root})
             for number, old in enumerate(numbers, 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,9 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker, region
+from otel_modtrack.testing import Tree, assert_tree_equals
 from tests.conftest import spans_of
-from tests.trees import check_intervals, expected, tree
+from tests.intervals import check_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -400,7 +402,7 @@ def shown(exporter: InMemorySpanExporter) -> str:
     """The tree of the finished spans."""
     spans = exporter.get_finished_spans()
     check_intervals(spans)
-    return tree(spans)
+    return str(Tree(spans))
 
 
 def compiled_ones(exporter: InMemorySpanExporter) -> list[tuple[str, Any]]:
@@ -430,7 +432,7 @@ def test_one_region_for_a_compiled_model(
         for _ in range(2):
             call(X).sum().backward()
     one = "forward Net\nbackward\n  backward Net"
-    assert shown(exporter) == f"{one}\n{one}"
+    assert_tree_equals(shown(exporter), f"{one}\n{one}")
     assert compiled_ones(exporter) == [("forward Net", "Net"), ("backward Net", "Net")] * 2
 
 
@@ -444,7 +446,8 @@ def test_one_region_for_a_compiled_block(
     model.two.compile(backend=backend)
     with ModTracker(model, tracer_provider=provider):
         model(X).sum().backward()
-    assert shown(exporter) == expected(
+    assert_tree_equals(
+        shown(exporter),
         """
         forward Blocks
           forward Blocks.one
@@ -455,7 +458,7 @@ def test_one_region_for_a_compiled_block(
             backward Blocks.head
             backward Blocks.two
             backward Blocks.one
-        """
+        """,
     )
     assert compiled_ones(exporter) == [
         ("forward Blocks.one", "Net"),
@@ -484,7 +487,7 @@ def test_compiled_functions_are_their_callers(
         double(X).sum().backward()
     assert "GraphModule" not in shown(exporter)
     assert shown(exporter).startswith(
-        expected(
+        cleandoc(
             """
             forward loss
               backward
@@ -503,7 +506,7 @@ def test_a_compiled_optimizer_step_has_no_span(
     """A compiled step is nobody's span, and nothing of the compiler's is one."""
     with ModTracker(tracer_provider=provider):
         run(optimizer_step, "eager")
-    one = expected(
+    one = cleandoc(
         """
         forward Net
           forward Net.a
@@ -514,7 +517,7 @@ def test_a_compiled_optimizer_step_has_no_span(
             backward Net.a
         """
     )
-    assert shown(exporter) == "\n".join([one] * 3)
+    assert_tree_equals(shown(exporter), "\n".join([one] * 3))
 
 
 # -- other compilers of torch's -------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker, region
+from otel_modtrack.testing import Tree
 from tests.conftest import spans_of
-from tests.trees import check_intervals, expected, tree
+from tests.intervals import check_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +85,7 @@ def test_attributes_and_events_are_exported(
         assert span.attributes["modtrack.module.fqn"] == "Net.probe"
         assert [event.name for event in span.events] == [f"event {phase}", "exception"]
         assert "mine" not in named(exporter, f"{phase} Net").attributes
-    assert tree(exporter.get_finished_spans()) == expected(
+    Tree(exporter.get_finished_spans()).assert_equals(
         """
         train_step
           forward Net
@@ -142,10 +144,10 @@ def test_spans_started_inside_are_children(
                 in backward
               backward Mine.inner.0
         """
-    want = expected(body)
+    want = cleandoc(body)
     if stepping:
         want = "train_step\n" + "\n".join(f"  {line}" for line in want.splitlines())
-    assert tree(exporter.get_finished_spans()) == want
+    Tree(exporter.get_finished_spans()).assert_equals(want)
     check_intervals(spans_of(exporter))
 
 

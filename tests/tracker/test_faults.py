@@ -17,6 +17,7 @@ import re
 import signal
 import sys
 import weakref
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,8 +38,9 @@ import otel_modtrack
 from otel_modtrack import ModTracker, region
 from otel_modtrack.activation import ACTIVATION
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.testing import Tree, assert_tree_equals
 from tests.conftest import patched_state
-from tests.trees import check_intervals, expected, tree
+from tests.intervals import check_intervals
 
 if TYPE_CHECKING:
     import types
@@ -167,7 +169,7 @@ def shown(exporter: InMemorySpanExporter | Collected) -> str:
     """
     spans = exporter.get_finished_spans()
     check_intervals(spans)
-    return re.sub(r"#\d+|^optimizer_step SGD!\n", "", tree(spans))
+    return re.sub(r"#\d+|^optimizer_step SGD!\n", "", str(Tree(spans)))
 
 
 # -- faults of ours -------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ def test_our_faults_are_ours(  # noqa: PLR0913, PLR0917 - fixtures
         assert not exporter.get_finished_spans()
     with ModTracker(tracer_provider=provider):
         Training().run(iterations=1)
-    assert shown(exporter) == expected(CLEAN)
+    assert_tree_equals(shown(exporter), CLEAN)
     assert len(logged()) == 1
 
 
@@ -561,7 +563,7 @@ def test_interrupted_at_any_moment(  # noqa: PLR0913, PLR0917 - fixtures
                 exporter.clear()
                 training.iterate()
                 try:
-                    faults += ["not clean"] * (shown(exporter) != expected(CLEAN))
+                    faults += ["not clean"] * (shown(exporter) != cleandoc(CLEAN))
                 except AssertionError as unlike:
                     faults.append(str(unlike))
                 faults += ["off"] * (not CORE.on)
@@ -630,7 +632,7 @@ def test_a_handler_may_call_modules(
                 assert CORE.on, interrupt.where
                 exporter.clear()
                 training.iterate()
-                assert shown(exporter) == expected(CLEAN), interrupt.where
+                assert shown(exporter) == cleandoc(CLEAN), interrupt.where
     finally:
         signal.signal(what, handler)
 
@@ -739,7 +741,7 @@ def test_errors_are_on_every_region_they_leave(
     with ModTracker(model, tracer_provider=provider):
         with pytest.raises(ArithmeticError) as raised:
             model(X).sum().backward()
-        assert shown(exporter) == expected(ERRORS[where])
+        assert_tree_equals(shown(exporter), cleandoc(ERRORS[where]))
         for span in exporter.get_finished_spans():
             if span.status.is_ok:
                 assert span.status.status_code is trace.StatusCode.UNSET
@@ -827,6 +829,6 @@ def test_too_deep_a_recursion_is_the_users(
             assert set(errors) == {trace.StatusCode.ERROR}
             exporter.clear()
             training.iterate()
-            assert shown(exporter) == expected(CLEAN)
+            assert_tree_equals(shown(exporter), CLEAN)
             exporter.clear()
     assert not logged()

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import traceback
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from otel_modtrack import ModTracker
-from tests.trees import expected, tree
+from otel_modtrack.testing import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-WANTED = expected(
+WANTED = cleandoc(
     """
     forward Sequential
       forward Sequential.0
@@ -56,7 +57,7 @@ def test_a_call_that_does_not_come_by(
         model(torch.ones(1, 2)).sum().backward()
         with pytest.raises(RuntimeError, match="shapes"):
             model(torch.ones(1, 3))
-    assert tree(exporter.get_finished_spans()) == (
+    assert str(Tree(exporter.get_finished_spans())) == (
         WANTED + "\nforward Sequential!\n  forward Sequential.0!"
     )
     (record,) = caplog.records
@@ -81,7 +82,7 @@ def test_a_call_that_comes_by(
             model(torch.ones(1, 2)).sum().backward()
     finally:
         nn.Module.__call__ = original
-    assert tree(exporter.get_finished_spans()) == WANTED
+    Tree(exporter.get_finished_spans()).assert_equals(WANTED)
     assert caplog.records == []
 
 

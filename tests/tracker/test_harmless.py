@@ -40,9 +40,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker, region
+from otel_modtrack.testing import Tree
 from tests.conftest import patched_state
+from tests.intervals import check_intervals
 from tests.same import generators, graph_of
-from tests.trees import check_intervals, tree
 
 if TYPE_CHECKING:
     import pathlib
@@ -906,7 +907,7 @@ def test_module_tricks_are_not_set_off() -> None:
 
     kept = Kept()
     both_ways(program, kept)
-    assert "backward Tricky.layer" in tree(kept.exporter.get_finished_spans())
+    assert "backward Tricky.layer" in str(Tree(kept.exporter.get_finished_spans()))
 
 
 def test_generators_behave_the_same() -> None:
@@ -1094,7 +1095,7 @@ def works_again() -> None:
         Net()(X).sum().backward()
     spans = kept.exporter.get_finished_spans()
     check_intervals(spans)
-    text = re.sub(r"#\d+", "", tree(spans))
+    text = re.sub(r"#\d+", "", str(Tree(spans)))
     assert text.splitlines() == [
         "forward Net",
         "  forward Net.a",

@@ -14,8 +14,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from otel_modtrack import ModTracker
 from otel_modtrack.names import Names, template
+from otel_modtrack.testing import Tree
 from tests.conftest import spans_of
-from tests.trees import check_intervals, expected, tree
+from tests.intervals import check_intervals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,7 +135,7 @@ def test_ddp_is_one_region_with_its_module(
 ) -> None:
     """DDP: the tree of the plain model, the wrapper as an attribute, no ``module.`` in a name."""
     run(DistributedDataParallel(Net()), provider)
-    assert tree(exporter.get_finished_spans()) == expected(PLAIN)
+    Tree(exporter.get_finished_spans()).assert_equals(PLAIN)
     check_intervals(spans_of(exporter))
     assert wrapper_of(exporter, "Net") == {"DistributedDataParallel"}
     assert wrapper_of(exporter, "Net.layers.0") == {None}
@@ -156,7 +157,7 @@ def test_fsdp2_renames_nothing(provider: TracerProvider, exporter: InMemorySpanE
     fsdp.fully_shard(net, mesh=mesh)
     assert type(net).__name__ == "FSDPNet"
     run(net, provider)
-    assert tree(exporter.get_finished_spans()) == expected(PLAIN)
+    Tree(exporter.get_finished_spans()).assert_equals(PLAIN)
     check_intervals(spans_of(exporter))
     assert wrapper_of(exporter, "Net") == wrapper_of(exporter, "Net.layers.1") == {"FSDPModule"}
 
@@ -166,7 +167,7 @@ def test_averaged_model(provider: TracerProvider, exporter: InMemorySpanExporter
     net = Net()
     averaged = AveragedModel(net)
     run(averaged, provider)
-    assert tree(exporter.get_finished_spans()) == expected(PLAIN)
+    Tree(exporter.get_finished_spans()).assert_equals(PLAIN)
     assert wrapper_of(exporter, "Net") == {"AveragedModel"}
 
 
@@ -177,7 +178,7 @@ def test_checkpoint_wrapper_inside(
     net = Net()
     net.layers[1] = checkpoint_wrapper(net.layers[1])
     run(net, provider)
-    assert tree(exporter.get_finished_spans()) == expected(
+    Tree(exporter.get_finished_spans()).assert_equals(
         """
         train_step
           forward Net
@@ -205,7 +206,7 @@ def test_wrapped_after_it_was_named(
         wrapper = AveragedModel(net)
         wrapper.module = net  # it had made a copy
         wrapper(torch.ones(1, 2))
-    assert tree(exporter.get_finished_spans()) == expected(
+    Tree(exporter.get_finished_spans()).assert_equals(
         """
         forward Net
           forward Net.layers.0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 FORWARD = "forward Sequential\n  forward Sequential.0\n  forward Sequential.1"
 BACKWARD = """backward
@@ -31,7 +32,7 @@ def test_two_forwards_then_two_backwards() -> None:
         second = net(torch.ones(1, 3)).sum()
         first.backward()
         second.backward()
-    assert run.tree == f"{FORWARD}\n{FORWARD}\n{BACKWARD}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{FORWARD}\n{FORWARD}\n{BACKWARD}\n{BACKWARD}")
     assert len({span.context.trace_id for span in run.spans}) == 2
 
 
@@ -40,7 +41,9 @@ def test_two_forwards_in_one_backward() -> None:
     net = mlp()
     with watched(net) as run:
         (net(torch.ones(1, 3)) + net(torch.ones(2, 3)).sum()).sum().backward()
-    assert run.tree == "\n".join([FORWARD, FORWARD, BACKWARD, *BACKWARD.splitlines()[1:]])
+    assert_tree_equals(
+        run.tree, "\n".join([FORWARD, FORWARD, BACKWARD, *BACKWARD.splitlines()[1:]])
+    )
 
 
 def test_one_forward_one_backward_interleaved() -> None:
@@ -62,7 +65,7 @@ def test_one_forward_one_backward_interleaved() -> None:
         in_flight.append(forward())
         backward(*in_flight.pop(0))
         backward(*in_flight.pop(0))
-    forwards = expected(
+    forwards = cleandoc(
         """
         forward Sequential.0
         forward Sequential#2
@@ -70,7 +73,7 @@ def test_one_forward_one_backward_interleaved() -> None:
           forward Sequential#2.1
         """
     )
-    backwards = expected(
+    backwards = cleandoc(
         """
         backward
           backward Sequential#2
@@ -80,7 +83,9 @@ def test_one_forward_one_backward_interleaved() -> None:
           backward Sequential.0
         """
     )
-    assert run.tree == f"{forwards}\n{forwards}\n{backwards}\n{forwards}\n{backwards}\n{backwards}"
+    assert_tree_equals(
+        run.tree, f"{forwards}\n{forwards}\n{backwards}\n{forwards}\n{backwards}\n{backwards}"
+    )
 
 
 def test_retained_graph_twice() -> None:
@@ -91,7 +96,7 @@ def test_retained_graph_twice() -> None:
         loss.backward(retain_graph=True)
         loss.backward(retain_graph=True)
         loss.backward()
-    assert run.tree == f"{FORWARD}\n{BACKWARD}\n{BACKWARD}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{FORWARD}\n{BACKWARD}\n{BACKWARD}\n{BACKWARD}")
 
 
 def test_retained_graph_whose_root_is_in_a_module() -> None:
@@ -103,7 +108,7 @@ def test_retained_graph_whose_root_is_in_a_module() -> None:
         loss.backward(retain_graph=True)
         torch.autograd.grad(loss, net[1].weight)
     alone = BACKWARD.rsplit("\n", 1)[0]
-    assert run.tree == "\n".join([FORWARD, BACKWARD, BACKWARD, alone])  # noqa: FLY002
+    assert_tree_equals(run.tree, "\n".join([FORWARD, BACKWARD, BACKWARD, alone]))  # noqa: FLY002
 
 
 def test_several_losses_over_one_trunk() -> None:
@@ -115,7 +120,8 @@ def test_several_losses_over_one_trunk() -> None:
         one, two = left(hidden).sum(), right(hidden).sum()
         one.backward(retain_graph=True)
         two.backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward ModuleDict.trunk
         forward ModuleDict.left
@@ -126,7 +132,7 @@ def test_several_losses_over_one_trunk() -> None:
         backward
           backward ModuleDict.right
           backward ModuleDict.trunk
-        """
+        """,
     )
 
 
@@ -137,7 +143,8 @@ def test_several_roots() -> None:
         hidden = net[0](torch.ones(1, 3))
         out = net[2](net[1](hidden))
         torch.autograd.backward([out.sum(), hidden.sum(), out.mean()])
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
@@ -146,7 +153,7 @@ def test_several_roots() -> None:
           backward Sequential.2
           backward Sequential.1
           backward Sequential.0
-        """
+        """,
     )
 
 
@@ -157,14 +164,15 @@ def test_root_below_another_root() -> None:
         hidden = net[0](torch.ones(1, 3))
         out = net[1](hidden)
         torch.autograd.backward([out, hidden], [torch.ones(1, 1), torch.ones(1, 3)])
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
         backward
           backward Sequential.1
           backward Sequential.0
-        """
+        """,
     )
 
 
@@ -176,7 +184,8 @@ def test_double_backward() -> None:
         loss = net(x).pow(2).sum()
         (grad,) = torch.autograd.grad(loss, x, create_graph=True)
         (loss + grad.pow(2).sum()).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -189,7 +198,7 @@ def test_double_backward() -> None:
           backward Sequential
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -209,7 +218,8 @@ def test_gradient_penalty_inside_a_module() -> None:
     net = Penalised()
     with watched(net) as run:
         net(torch.ones(1, 3, requires_grad=True)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Penalised
           forward Penalised.net
@@ -225,7 +235,7 @@ def test_gradient_penalty_inside_a_module() -> None:
             backward Penalised.net
               backward Penalised.net.1
               backward Penalised.net.0
-        """
+        """,
     )
 
 
@@ -239,8 +249,12 @@ def test_partial_gradient() -> None:
         torch.autograd.grad(out, net[2].weight, retain_graph=True)
         out.backward(inputs=[net[0].weight])
     forward = "\n".join(f"forward Sequential.{index}" for index in range(4))
-    assert run.tree == forward + "\n" + expected(
-        """
+    assert_tree_equals(
+        run.tree,
+        forward
+        + "\n"
+        + cleandoc(
+            """
         backward
           backward Sequential.3
           backward Sequential.2
@@ -253,6 +267,7 @@ def test_partial_gradient() -> None:
           backward Sequential.1
           backward Sequential.0
         """
+        ),
     )
 
 
@@ -262,7 +277,7 @@ def test_backward_from_a_gradient_edge() -> None:
     with watched(net) as run:
         edge = get_gradient_edge(net(torch.ones(1, 3)).sum())
         torch.autograd.backward([edge])
-    assert run.tree == f"{FORWARD}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{FORWARD}\n{BACKWARD}")
 
 
 def test_split_weight_and_input_gradients() -> None:
@@ -273,7 +288,7 @@ def test_split_weight_and_input_gradients() -> None:
         loss = net(x).sum()
         torch.autograd.grad(loss, x, retain_graph=True)
         torch.autograd.grad(loss, list(net.parameters()))
-    assert run.tree == f"{FORWARD}\n{BACKWARD}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{FORWARD}\n{BACKWARD}\n{BACKWARD}")
 
 
 def test_functional_gradients() -> None:
@@ -286,14 +301,14 @@ def test_functional_gradients() -> None:
 
     with watched(net) as run:
         torch.func.grad(loss)(params, torch.ones(3))
-    assert run.tree == "forward Linear\nbackward\n  backward Linear"
+    assert_tree_equals(run.tree, "forward Linear\nbackward\n  backward Linear")
     with watched(net, nodes=False) as run:
         torch.func.vmap(loss, in_dims=(None, 0))(params, torch.ones(4, 3))
-    assert run.tree == "forward Linear"
+    assert_tree_equals(run.tree, "forward Linear")
     with watched(net) as run:
         per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
         per_sample(params, torch.ones(4, 3))
-    assert run.tree == "forward Linear\nbackward\n  backward Linear"
+    assert_tree_equals(run.tree, "forward Linear\nbackward\n  backward Linear")
 
 
 def test_functional_call_with_a_backward() -> None:
@@ -302,7 +317,7 @@ def test_functional_call_with_a_backward() -> None:
     params = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
     with watched(net) as run:
         torch.func.functional_call(net, params, (torch.ones(1, 3),)).sum().backward()
-    assert run.tree == f"{FORWARD}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{FORWARD}\n{BACKWARD}")
     assert all(p.grad is not None for p in params.values())
 
 
@@ -313,7 +328,7 @@ def test_accumulated_gradients_in_one_step() -> None:
         for _ in range(2):
             net(torch.ones(1, 3)).sum().backward()
     body = "\n".join(f"  {line}" for line in f"{FORWARD}\n{BACKWARD}".splitlines())
-    assert run.tree == f"train_step\n{body}\n{body}"
+    assert_tree_equals(run.tree, f"train_step\n{body}\n{body}")
     calls = [span.attributes["modtrack.module.call_index"] for span in run.of("Sequential.0")]
     assert calls == [0, 0, 1, 1]
 
@@ -331,14 +346,15 @@ def test_multi_grad_hook_and_retain_grad() -> None:
         out.sum().backward()
     assert len(seen) == 2
     assert hidden.grad is not None
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
         backward
           backward Sequential.1
           backward Sequential.0
-        """
+        """,
     )
 
 
@@ -354,7 +370,8 @@ def test_backward_inside_a_tensor_hook() -> None:
 
         hidden.register_hook(hook)
         net[1](hidden).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
@@ -363,7 +380,7 @@ def test_backward_inside_a_tensor_hook() -> None:
           backward Sequential.0
             recompute Linear
             backward Linear
-        """
+        """,
     )
 
 
@@ -380,7 +397,8 @@ def test_backward_over_the_same_graph_inside_a_hook() -> None:
             torch.autograd.grad(loss, net[1].weight, retain_graph=True)
 
         loss.backward(retain_graph=True)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
@@ -389,7 +407,7 @@ def test_backward_over_the_same_graph_inside_a_hook() -> None:
           backward Sequential.0
             backward
               backward Sequential.1
-        """
+        """,
     )
 
 
@@ -424,7 +442,8 @@ def test_custom_function_with_a_nested_backward() -> None:
     net = Net()
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.first
@@ -435,7 +454,7 @@ def test_custom_function_with_a_nested_backward() -> None:
             backward Net.inner
               recompute Net.inner
             backward Net.first
-        """
+        """,
     )
 
 
@@ -447,7 +466,8 @@ def test_backward_in_a_later_step() -> None:
             loss = net(torch.ones(1, 3)).sum()
         with run.tracker.step(1):
             loss.backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         train_step
           forward Sequential
@@ -458,7 +478,7 @@ def test_backward_in_a_later_step() -> None:
             backward Sequential
               backward Sequential.1
               backward Sequential.0
-        """
+        """,
     )
 
 
@@ -470,7 +490,7 @@ def test_backward_after_its_step() -> None:
             loss = net(torch.ones(1, 3)).sum()
         loss.backward()
     step = "\n".join(["train_step", *[f"  {line}" for line in FORWARD.splitlines()]])
-    assert run.tree == f"{step}\n{BACKWARD}"
+    assert_tree_equals(run.tree, f"{step}\n{BACKWARD}")
     assert len({span.context.trace_id for span in run.spans}) == 1
 
 
@@ -489,7 +509,7 @@ def test_hidden_state_carried_through_steps() -> None:
         for line in ["train_step", "  forward GRUCell", "  backward"]
         + ["    backward GRUCell"] * number
     ]
-    assert run.tree == "\n".join(lines)
+    assert_tree_equals(run.tree, "\n".join(lines))
 
 
 def test_optimizer_that_steps_in_the_backward() -> None:
@@ -504,7 +524,8 @@ def test_optimizer_that_steps_in_the_backward() -> None:
     net[0].weight.register_post_accumulate_grad_hook(hook)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -512,7 +533,7 @@ def test_optimizer_that_steps_in_the_backward() -> None:
           backward Sequential
             backward Sequential.0
               optimizer_step SGD
-        """
+        """,
     )
 
 
@@ -531,7 +552,7 @@ def test_closure_of_an_optimizer() -> None:
         optimizer.step(closure)
     lines = ["train_step", "  optimizer_step LBFGS"]
     once = ["    forward Linear", "    backward", "      backward Linear"]
-    assert run.tree == "\n".join([*lines, *once, *once])
+    assert_tree_equals(run.tree, "\n".join([*lines, *once, *once]))
 
 
 def test_adversarial_training() -> None:
@@ -541,7 +562,8 @@ def test_adversarial_training() -> None:
         fake = generator(torch.ones(2, 3))
         (critic(fake.detach()) - critic(torch.ones(2, 3))).sum().backward()
         critic(fake).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -555,7 +577,7 @@ def test_adversarial_training() -> None:
           backward Linear
           backward Sequential
             backward Sequential.0
-        """
+        """,
     )
 
 

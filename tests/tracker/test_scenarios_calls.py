@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from otel_modtrack import ModTracker, region
+from otel_modtrack.testing import Tree, assert_tree_equals
+from tests.intervals import check_intervals
 from tests.tracker.oracle import watched
-from tests.trees import check_intervals, expected, tree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -46,7 +47,8 @@ def test_shared_module_called_twice() -> None:
     net.a, net.b = nn.Linear(3, 3), nn.Linear(3, 3)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.shared
@@ -59,7 +61,7 @@ def test_shared_module_called_twice() -> None:
             backward Net.shared
             backward Net.a
             backward Net.shared
-        """
+        """,
     )
     calls = [span.attributes["modtrack.module.call_index"] for span in run.of("Net.shared")]
     assert calls == [0, 1, 1, 0]
@@ -71,7 +73,8 @@ def test_module_under_two_names() -> None:
     net = nn.Sequential(shared, nn.ReLU(), shared)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -82,7 +85,7 @@ def test_module_under_two_names() -> None:
             backward Sequential.0
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -96,7 +99,8 @@ def test_recursion() -> None:
     net = Net(body, lin=nn.Linear(3, 3))
     with watched(net) as run:
         net(torch.ones(1, 3), 2).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.lin
@@ -111,7 +115,7 @@ def test_recursion() -> None:
                 backward Net.lin
               backward Net.lin
             backward Net.lin
-        """
+        """,
     )
 
 
@@ -121,7 +125,8 @@ def test_two_models_of_one_class() -> None:
     with watched(first, second) as run:
         second(first(torch.ones(1, 3))).sum().backward()
         first(torch.ones(1, 3))
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -134,7 +139,7 @@ def test_two_models_of_one_class() -> None:
             backward Sequential.0
         forward Sequential
           forward Sequential.0
-        """
+        """,
     )
     templates = {span.attributes.get("modtrack.module.template") for span in run.spans}
     assert templates == {None, "Sequential", "Sequential.*"}
@@ -146,7 +151,8 @@ def test_submodule_met_before_its_parent() -> None:
     with watched() as run:
         net[0](torch.ones(1, 3))
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Linear
         forward Sequential
@@ -156,7 +162,7 @@ def test_submodule_met_before_its_parent() -> None:
           backward Sequential
             backward Sequential.1
             backward Linear
-        """
+        """,
     )
 
 
@@ -165,7 +171,7 @@ def test_submodule_called_alone() -> None:
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with watched(net) as run:
         net[0](torch.ones(1, 3)).sum().backward()
-    assert run.tree == "forward Sequential.0\nbackward\n  backward Sequential.0"
+    assert_tree_equals(run.tree, "forward Sequential.0\nbackward\n  backward Sequential.0")
 
 
 def test_module_added_later() -> None:
@@ -175,7 +181,8 @@ def test_module_added_later() -> None:
         net(torch.ones(1, 3))
         net.append(nn.Sequential(nn.Linear(3, 3)))
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -188,7 +195,7 @@ def test_module_added_later() -> None:
             backward Sequential.1
               backward Sequential.1.0
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -201,7 +208,9 @@ def test_module_replaced() -> None:
         net(torch.ones(1, 3))
         net[0](torch.ones(1, 3)).sum().backward()
     one = "forward Sequential\n  forward Sequential.0\n"
-    assert run.tree == one * 2 + "forward Sequential.0\nbackward\n  backward Sequential.0"
+    assert_tree_equals(
+        run.tree, one * 2 + "forward Sequential.0\nbackward\n  backward Sequential.0"
+    )
 
 
 def test_module_held_outside_of_the_tree() -> None:
@@ -210,7 +219,8 @@ def test_module_held_outside_of_the_tree() -> None:
     net = Net(lambda m, x: m.lin(hidden[0](x)), lin=nn.Linear(3, 3))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Linear
@@ -219,7 +229,7 @@ def test_module_held_outside_of_the_tree() -> None:
           backward Net
             backward Net.lin
             backward Linear
-        """
+        """,
     )
 
 
@@ -236,7 +246,8 @@ def test_hooks_of_the_user_run_inside_the_region() -> None:
         net[0].register_full_backward_hook(lambda *_: None)
         net[1].register_full_backward_pre_hook(lambda *_: None)
         net(torch.ones(1, 3, requires_grad=True)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -245,7 +256,7 @@ def test_hooks_of_the_user_run_inside_the_region() -> None:
           backward Sequential
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -264,7 +275,8 @@ def test_global_hooks_that_call_modules() -> None:
             net(torch.ones(1, 3)).sum().backward()
     finally:
         handle.remove()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -273,7 +285,7 @@ def test_global_hooks_that_call_modules() -> None:
           backward Sequential
             backward Sequential.0
               backward Linear
-        """
+        """,
     )
 
 
@@ -284,7 +296,8 @@ def test_direct_forward_belongs_to_the_caller() -> None:
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
         inner[0].forward(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.inner.0
@@ -293,7 +306,7 @@ def test_direct_forward_belongs_to_the_caller() -> None:
           backward Net
             backward Net.inner.1
             backward Net.inner.0
-        """
+        """,
     )
 
 
@@ -308,7 +321,8 @@ def test_named_regions() -> None:
         with run.region("loss"):
             loss = out.square().mean()
         loss.backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward generate
           forward Net
@@ -323,7 +337,7 @@ def test_named_regions() -> None:
               backward Net.lin
             backward Net
               backward Net.lin
-        """
+        """,
     )
     (span, _) = run.of("block.0")
     assert span.name == "forward block.*"
@@ -350,7 +364,8 @@ def test_named_region_as_a_decorator(
     spans = exporter.get_finished_spans()
     check_intervals(spans)
     assert twice.__doc__ == "Documented."
-    assert re.sub(r"#\d+", "", tree(spans)) == expected(
+    assert_tree_equals(
+        re.sub(r"#\d+", "", str(Tree(spans))),
         """
         forward twice
           forward Linear
@@ -362,7 +377,7 @@ def test_named_region_as_a_decorator(
               backward Linear
             backward Linear
         forward twice!
-        """
+        """,
     )
 
 
@@ -388,7 +403,8 @@ def test_generator_forward() -> None:
     with watched(tokens, other) as run:
         outs = [other(out) for out in tokens(torch.ones(1, 3))]
         outs[-1].sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Tokens
           forward Tokens.lin
@@ -400,7 +416,7 @@ def test_generator_forward() -> None:
           backward Tokens
             backward Tokens.lin
             backward Tokens.lin
-        """
+        """,
     )
 
 
@@ -411,7 +427,9 @@ def test_generator_that_is_dropped() -> None:
         tokens(torch.ones(1, 3))
         next(tokens(torch.ones(1, 3)))
         tokens(torch.ones(1, 3)).close()
-    assert run.tree == "forward Tokens\nforward Tokens\n  forward Tokens.lin\nforward Tokens"
+    assert_tree_equals(
+        run.tree, "forward Tokens\nforward Tokens\n  forward Tokens.lin\nforward Tokens"
+    )
 
 
 class Service(nn.Module):
@@ -438,7 +456,7 @@ def test_coroutine_forward() -> None:
     with watched(service, nodes=False) as run, torch.no_grad():
         asyncio.run(serve())
     one = "forward Service\n  forward Service.lin\n  forward Service.last"
-    assert run.tree == f"{one}\n{one}"
+    assert_tree_equals(run.tree, f"{one}\n{one}")
 
 
 def test_coroutine_forward_with_a_backward() -> None:
@@ -446,7 +464,8 @@ def test_coroutine_forward_with_a_backward() -> None:
     service = Service()
     with watched(service) as run:
         asyncio.run(service(torch.ones(1, 3))).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Service
           forward Service.lin
@@ -455,7 +474,7 @@ def test_coroutine_forward_with_a_backward() -> None:
           backward Service
             backward Service.last
             backward Service.lin
-        """
+        """,
     )
 
 
@@ -475,4 +494,4 @@ def test_async_generator_forward() -> None:
     stream = Stream()
     with watched(stream, nodes=False) as run, torch.no_grad():
         assert asyncio.run(read()) == 2
-    assert run.tree == "forward Stream\n  forward Stream.lin\n  forward Stream.lin"
+    assert_tree_equals(run.tree, "forward Stream\n  forward Stream.lin\n  forward Stream.lin")

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 
 class Block(nn.Module):
@@ -105,7 +105,7 @@ def test_non_reentrant(early_stop: bool) -> None:
     net = Net(use_reentrant=False)
     with set_checkpoint_early_stop(early_stop), watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == NON_REENTRANT
+    assert_tree_equals(run.tree, NON_REENTRANT)
 
 
 def test_reentrant() -> None:
@@ -113,7 +113,7 @@ def test_reentrant() -> None:
     net = Net(use_reentrant=True)
     with watched(net) as run:
         net(torch.ones(2, 3, requires_grad=True)).backward()
-    assert run.tree == REENTRANT
+    assert_tree_equals(run.tree, REENTRANT)
 
 
 def test_reentrant_twice() -> None:
@@ -122,7 +122,7 @@ def test_reentrant_twice() -> None:
     with watched(net) as run:
         for _ in range(2):
             net(torch.ones(2, 3, requires_grad=True)).backward()
-    assert run.tree == f"{REENTRANT}\n{REENTRANT}"
+    assert_tree_equals(run.tree, f"{REENTRANT}\n{REENTRANT}")
 
 
 def test_checkpoint_wrapper() -> None:
@@ -130,8 +130,8 @@ def test_checkpoint_wrapper() -> None:
     net = nn.Sequential(*(checkpoint_wrapper(Block()) for _ in range(2)))
     with watched(net) as run:
         net(torch.ones(2, 3, requires_grad=True)).sum().backward()
-    assert run.tree == NON_REENTRANT.replace("Net.blocks", "Sequential").replace(
-        "Net", "Sequential"
+    assert_tree_equals(
+        run.tree, NON_REENTRANT.replace("Net.blocks", "Sequential").replace("Net", "Sequential")
     )
     wrapped = run.of("Sequential.0")
     assert {s.attributes["modtrack.module.type"] for s in wrapped} == {"Block"}
@@ -148,7 +148,8 @@ def test_reentrant_checkpoint_wrapper() -> None:
     net = checkpoint_wrapper(Block(), checkpoint_impl=CheckpointImpl.REENTRANT)
     with watched(net) as run:
         net(torch.ones(2, 3, requires_grad=True)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Block
           forward Block.up
@@ -161,7 +162,7 @@ def test_reentrant_checkpoint_wrapper() -> None:
                 recompute Block.down
               backward Block.down
               backward Block.up
-        """
+        """,
     )
 
 
@@ -189,7 +190,8 @@ def test_nested() -> None:
     net = Whole()
     with watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Whole
           forward Whole.outer
@@ -218,7 +220,7 @@ def test_nested() -> None:
                     recompute Whole.outer.a.up
                     recompute Whole.outer.a.down
                 backward Whole.outer.a.up
-        """
+        """,
     )
 
 
@@ -234,7 +236,7 @@ def test_selective() -> None:
     net = Net(use_reentrant=False, context_fn=context)
     with watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == NON_REENTRANT
+    assert_tree_equals(run.tree, NON_REENTRANT)
 
 
 def test_part_of_a_forward() -> None:
@@ -252,7 +254,8 @@ def test_part_of_a_forward() -> None:
     net = Part()
     with watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Part
           forward Part.a
@@ -263,7 +266,7 @@ def test_part_of_a_forward() -> None:
               recompute Part.a
               recompute Part.b
             backward Part.a
-        """
+        """,
     )
 
 
@@ -281,7 +284,8 @@ def test_part_of_a_forward_reentrant() -> None:
     net = Part()
     with watched(net) as run:
         net(torch.ones(2, 3, requires_grad=True)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Part
           forward Part.a
@@ -289,7 +293,7 @@ def test_part_of_a_forward_reentrant() -> None:
           backward Part
             recompute Part.a
             backward Part.a
-        """
+        """,
     )
 
 
@@ -299,7 +303,8 @@ def test_sequential_in_segments() -> None:
     with watched(net) as run:
         out = checkpoint_sequential(net, 2, torch.ones(2, 3), use_reentrant=False)
         out.sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
         forward Sequential.1
@@ -312,7 +317,7 @@ def test_sequential_in_segments() -> None:
             recompute Sequential.0
             recompute Sequential.1
           backward Sequential.0
-        """
+        """,
     )
 
 
@@ -342,7 +347,8 @@ def test_direct_forward_as_transformers_does() -> None:
     net.block = ChecksForward()
     with watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Whole
           forward Whole.block
@@ -355,12 +361,13 @@ def test_direct_forward_as_transformers_does() -> None:
                 recompute Whole.block.up
                 recompute Whole.block.down
               backward Whole.block.up
-        """
+        """,
     )
     net.block = CheckpointsItself()
     with watched(net) as run:
         net(torch.ones(2, 3)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Whole
           forward Whole.block
@@ -374,7 +381,7 @@ def test_direct_forward_as_transformers_does() -> None:
                   recompute Whole.block.up
                   recompute Whole.block.down
               backward Whole.block.up
-        """
+        """,
     )
 
 
@@ -395,7 +402,8 @@ def test_checkpoint_with_dropout_and_a_named_region() -> None:
     with watched() as run:
         net = Noisy(run)
         checkpoint(net, torch.ones(2, 3), use_reentrant=False).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Noisy
           forward mix
@@ -410,7 +418,7 @@ def test_checkpoint_with_dropout_and_a_named_region() -> None:
                     recompute Noisy.lin
                     recompute Noisy.drop
               backward Noisy.lin
-        """
+        """,
     )
 
 
@@ -439,7 +447,8 @@ def test_backward_inside_a_recomputation() -> None:
     net = Outer()
     with watched(net) as run:
         net(torch.ones(2, 3, requires_grad=True)).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Outer
           forward Outer.inner
@@ -453,7 +462,7 @@ def test_backward_inside_a_recomputation() -> None:
                   backward Outer.inner
                     backward Outer.inner.lin
               backward Outer.inner.lin
-        """
+        """,
     )
 
 
@@ -463,7 +472,8 @@ def test_reentrant_checkpoint_outside_of_any_module() -> None:
     with watched(net) as run:
         x = torch.ones(2, 3, requires_grad=True)
         checkpoint(net[0], x, use_reentrant=True).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential.0
           forward Sequential.0.up
@@ -475,5 +485,5 @@ def test_reentrant_checkpoint_outside_of_any_module() -> None:
           backward Sequential.0
             backward Sequential.0.down
             backward Sequential.0.up
-        """
+        """,
     )

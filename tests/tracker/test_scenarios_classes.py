@@ -14,8 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from torch import nn
 
 from otel_modtrack import ModTracker
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 if TYPE_CHECKING:
     import types
@@ -50,7 +50,7 @@ def test_unhashable_module() -> None:
     module = Equal(3, 3)
     with watched() as run:
         module(torch.ones(1, 3)).sum().backward()
-    assert run.tree == LINEAR.replace("Linear", "Equal")
+    assert_tree_equals(run.tree, LINEAR.replace("Linear", "Equal"))
 
 
 def test_module_with_getattr_tricks() -> None:
@@ -73,14 +73,15 @@ def test_module_with_getattr_tricks() -> None:
     net = Anything()
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Anything
           forward Anything.inner
         backward
           backward Anything
             backward Anything.inner
-        """
+        """,
     )
 
 
@@ -96,7 +97,7 @@ def test_module_whose_getattribute_raises() -> None:
     net = Guarded(3, 3)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == LINEAR.replace("Linear", "Guarded")
+    assert_tree_equals(run.tree, LINEAR.replace("Linear", "Guarded"))
 
 
 def test_class_that_overrides_call() -> None:
@@ -113,14 +114,15 @@ def test_class_that_overrides_call() -> None:
     net = nn.Sequential(Own(3, 3), Extended(3, 3))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.1
         backward
           backward Sequential
             backward Sequential.1
-        """
+        """,
     )
 
 
@@ -132,7 +134,8 @@ def test_forward_replaced_on_the_instance() -> None:
     net[0].forward = lambda x: original(x) + adapter(x)
     with watched(net, adapter) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -141,7 +144,7 @@ def test_forward_replaced_on_the_instance() -> None:
           backward Sequential
             backward Sequential.0
               backward Linear
-        """
+        """,
     )
 
 
@@ -158,7 +161,9 @@ def test_class_changed_at_run_time() -> None:
         net[0].__class__ = type("FSDPLinear", (FSDPModule, kind), {})
         net(torch.ones(1, 3)).sum().backward()
     one = "forward Sequential\n  forward Sequential.0\n"
-    assert run.tree == one * 2 + "backward\n  backward Sequential\n    backward Sequential.0"
+    assert_tree_equals(
+        run.tree, one * 2 + "backward\n  backward Sequential\n    backward Sequential.0"
+    )
 
 
 def test_another_library_patches_call_before() -> None:
@@ -168,7 +173,7 @@ def test_another_library_patches_call_before() -> None:
         with watched(lin) as run:
             lin(torch.ones(1, 3)).sum().backward()
         lin(torch.ones(1, 3))
-    assert run.tree == LINEAR
+    assert_tree_equals(run.tree, LINEAR)
     assert len(seen) == 2
 
 
@@ -179,7 +184,7 @@ def test_another_library_patches_call_inside() -> None:
         with _patched() as seen:
             lin(torch.ones(1, 3)).sum().backward()
         lin(torch.ones(1, 3)).sum().backward()
-    assert run.tree == f"{LINEAR}\n{LINEAR}"
+    assert_tree_equals(run.tree, f"{LINEAR}\n{LINEAR}")
     assert len(seen) == 1
 
 
@@ -226,7 +231,7 @@ def test_hooks_registered_globally_by_another_library() -> None:
     finally:
         inside.remove()
     assert seen == ["before", "inside", "inside"]
-    assert run.tree == LINEAR
+    assert_tree_equals(run.tree, LINEAR)
 
 
 # -- size -----------------------------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import Watched, watched
-from tests.trees import expected
 
-TWO = expected(
+TWO = cleandoc(
     """
     forward Sequential
       forward Sequential.0
@@ -72,7 +73,8 @@ def test_exception_in_forward(kind: type[BaseException]) -> None:
         net[1].error = None
         iterate(net)
     assert caught.value is error
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential!
           forward Sequential.0
@@ -87,7 +89,7 @@ def test_exception_in_forward(kind: type[BaseException]) -> None:
             backward Sequential.1
               backward Sequential.1.lin
             backward Sequential.0
-        """
+        """,
     )
     assert set(errors(run).values()) == {kind.__name__}
 
@@ -110,7 +112,8 @@ def test_exception_that_a_module_handles() -> None:
     net = Tries()
     with watched(net) as run:
         iterate(net)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Tries
           forward Tries.other
@@ -119,7 +122,7 @@ def test_exception_that_a_module_handles() -> None:
         backward
           backward Tries
             backward Tries.other
-        """
+        """,
     )
 
 
@@ -136,7 +139,7 @@ def test_exception_in_a_hook_of_the_user() -> None:
             iterate(net)
         handle.remove()
         iterate(net)
-    assert run.tree == f"forward Sequential!\n  forward Sequential.0!\n{TWO}"
+    assert_tree_equals(run.tree, f"forward Sequential!\n  forward Sequential.0!\n{TWO}")
 
 
 class Raises(torch.autograd.Function):
@@ -165,8 +168,14 @@ def test_exception_in_a_backward(kind: type[BaseException]) -> None:
         iterate(net)
     assert caught.value is error
     forward = "forward Inner\n  forward Inner.first\n  forward Inner.last\n"
-    assert run.tree == forward + "backward!\n  backward Inner!\n    backward Inner.last\n" + (
-        forward + "backward\n  backward Inner\n    backward Inner.last\n    backward Inner.first"
+    assert_tree_equals(
+        run.tree,
+        forward
+        + "backward!\n  backward Inner!\n    backward Inner.last\n"
+        + (
+            forward
+            + "backward\n  backward Inner\n    backward Inner.last\n    backward Inner.first"
+        ),
     )
     assert set(errors(run).values()) == {kind.__name__}
 
@@ -206,7 +215,7 @@ def test_exception_in_a_tensor_hook(kind: type[BaseException]) -> None:
     assert run.tree.splitlines()[3] == "backward!"
     assert failed == ["  backward Sequential.2"]
     assert run.tree.endswith(
-        expected(
+        cleandoc(
             """
             forward Sequential
               forward Sequential.0
@@ -245,7 +254,8 @@ def test_exception_in_a_step() -> None:
         net[0].error = None
         with run.tracker.step(1):
             iterate(net)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         train_step!
           forward Sequential!
@@ -259,5 +269,5 @@ def test_exception_in_a_step() -> None:
             backward Sequential
               backward Sequential.0
                 backward Sequential.0.lin
-        """
+        """,
     )

@@ -16,7 +16,7 @@ from opentelemetry import context as context_api, trace
 from torch import nn
 
 from otel_modtrack import ModTracker, region
-from tests.trees import expected, tree
+from otel_modtrack.testing import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ def test_dropped_inside_a_region(
             gc.collect()
         with tracer.start_as_current_span("later"):
             run()
-    assert tree(exporter.get_finished_spans()) == expected(
+    Tree(exporter.get_finished_spans()).assert_equals(
         """
         request
           forward generate
@@ -102,7 +102,7 @@ def test_dropped_inside_another_call(
         bodies.append(region("generate")(holding)())
         next(bodies[0])
         Outer()(torch.ones(1, 2))
-    assert tree(exporter.get_finished_spans()) == expected(
+    Tree(exporter.get_finished_spans()).assert_equals(
         """
         request
           forward generate
@@ -127,7 +127,7 @@ def test_interleaved(provider: TracerProvider, exporter: InMemorySpanExporter) -
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans].count("forward decode_step") == 8
     assert [span.name for span in spans].count("forward Linear") == 9
-    assert tree(spans).endswith("later\n  forward Linear")
+    assert str(Tree(spans)).endswith("later\n  forward Linear")
 
 
 @pytest.mark.parametrize("is_region", [True, False])
@@ -160,7 +160,7 @@ def test_stepped_by_several_threads(
     inside = ["  forward decode_step", "    forward Linear"] * 4
     if is_region:
         inside = ["  forward generate", *(f"  {line}" for line in inside)]
-    assert tree(exporter.get_finished_spans()).split("\n") == [
+    assert str(Tree(exporter.get_finished_spans())).split("\n") == [
         *("request", *inside),
         *("later", "  forward Linear", "  forward Linear"),
     ]
@@ -181,4 +181,4 @@ def test_not_sampled_and_left_elsewhere(
         next(steps, None)
         with unsampled.start_as_current_span("later"):
             one.submit(contextvars.copy_context().run, run).result()
-    assert tree(exporter.get_finished_spans()) == "later\n  forward Linear"
+    Tree(exporter.get_finished_spans()).assert_equals("later\n  forward Linear")

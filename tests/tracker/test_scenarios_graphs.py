@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from inspect import cleandoc
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 
 class Net(nn.Module):
@@ -92,7 +93,8 @@ def test_output_of_any_kind_has_a_backward_region(kind: str) -> None:
     net.first, net.second = Gives(wrap), Gives(wrap)
     with watched(net) as run:
         net(torch.ones(3, 4)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.first
@@ -105,7 +107,7 @@ def test_output_of_any_kind_has_a_backward_region(kind: str) -> None:
               backward Net.second.lin
             backward Net.first
               backward Net.first.lin
-        """
+        """,
     )
 
 
@@ -125,7 +127,7 @@ def test_tensors_by_keyword() -> None:
     assert (
         trees[0]
         == trees[1]
-        == expected(
+        == cleandoc(
             """
         forward Net
           forward Net.a
@@ -155,7 +157,8 @@ def test_no_node_no_backward_region(kind: str) -> None:
     net = Net(lambda m, x: m.b(m.inner(m.a(x))), a=nn.Linear(3, 3), inner=inner, b=nn.Linear(3, 3))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.a
@@ -165,7 +168,7 @@ def test_no_node_no_backward_region(kind: str) -> None:
           backward Net
             backward Net.b
             backward Net.a
-        """
+        """,
     )
 
 
@@ -185,7 +188,8 @@ def test_residual() -> None:
     net = nn.Sequential(nn.Linear(3, 3), block, nn.Linear(3, 3))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -198,7 +202,7 @@ def test_residual() -> None:
             backward Sequential.1
               backward Sequential.1.lin
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -213,7 +217,8 @@ def test_skip_connections() -> None:
     net = Net(body, down=nn.Linear(3, 3), middle=nn.Linear(3, 3), up=nn.Linear(6, 3))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.down
@@ -224,7 +229,7 @@ def test_skip_connections() -> None:
             backward Net.up
             backward Net.middle
             backward Net.down
-        """
+        """,
     )
 
 
@@ -242,7 +247,8 @@ def test_encoder_memory() -> None:
     net = Net(body, encoder=nn.Linear(3, 3), layers=layers)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.encoder
@@ -253,7 +259,7 @@ def test_encoder_memory() -> None:
             backward Net.layers.1
             backward Net.layers.0
             backward Net.encoder
-        """
+        """,
     )
 
 
@@ -265,7 +271,8 @@ def test_tied_head() -> None:
     net.head.weight = net.embed.weight
     with watched(net) as run:
         net(torch.tensor([1, 2])).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.embed
@@ -274,7 +281,7 @@ def test_tied_head() -> None:
           backward Net
             backward Net.head
             backward Net.embed
-        """
+        """,
     )
 
 
@@ -285,7 +292,8 @@ def test_two_towers_without_gradient_at_their_inputs() -> None:
     net = Net(lambda m, x, y: (m.left(x) * m.right(y)).sum(), left=tower[0], right=tower[1])
     with watched(net) as run:
         net(torch.tensor([1, 2]), torch.tensor([3, 4])).backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.left
@@ -302,7 +310,7 @@ def test_two_towers_without_gradient_at_their_inputs() -> None:
             backward Net.left
               backward Net.left.lin
               backward Net.left.embed
-        """
+        """,
     )
 
 
@@ -312,7 +320,8 @@ def test_frozen_lower_layers() -> None:
     net[0].requires_grad_(False)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -323,7 +332,7 @@ def test_frozen_lower_layers() -> None:
           backward Sequential
             backward Sequential.3
             backward Sequential.2
-        """
+        """,
     )
 
 
@@ -333,7 +342,8 @@ def test_frozen_module_between_trained_ones() -> None:
     net[1].requires_grad_(False)
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -344,14 +354,14 @@ def test_frozen_module_between_trained_ones() -> None:
             backward Sequential.2
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
 def test_unused_output() -> None:
     """A branch that the loss does not use has no backward region, and leaves nothing over."""
     net = Net(lambda m, x: (m.used(x), m.unused(x)), used=nn.Linear(3, 3), unused=nn.Linear(3, 3))
-    one = expected(
+    one = cleandoc(
         """
         forward Net
           forward Net.used
@@ -365,7 +375,7 @@ def test_unused_output() -> None:
         for _ in range(3):
             net(torch.ones(1, 3))[0].sum().backward()
     # A module's own nodes alone: Net has none, but its child's region lies in it.
-    assert run.tree == "\n".join([one] * 3)
+    assert_tree_equals(run.tree, "\n".join([one] * 3))
 
 
 def test_evaluation_between_training() -> None:
@@ -378,14 +388,14 @@ def test_evaluation_between_training() -> None:
                 out = net(torch.ones(1, 3)).sum()
             if training:
                 out.backward()
-    forward = expected(
+    forward = cleandoc(
         """
         forward Sequential
           forward Sequential.0
           forward Sequential.1
         """
     )
-    backward = expected(
+    backward = cleandoc(
         """
         backward
           backward Sequential
@@ -393,7 +403,7 @@ def test_evaluation_between_training() -> None:
             backward Sequential.0
         """
     )
-    assert run.tree == f"{forward}\n{backward}\n{forward}\n{forward}\n{backward}"
+    assert_tree_equals(run.tree, f"{forward}\n{backward}\n{forward}\n{forward}\n{backward}")
 
 
 def test_leaf_input_with_gradient_used_many_times() -> None:
@@ -407,7 +417,7 @@ def test_leaf_input_with_gradient_used_many_times() -> None:
             torch.autograd.grad(net(leaf).sum(), leaf)
     assert not leaf._backward_hooks
     assert leaf._post_accumulate_grad_hooks is None
-    assert run.tree == "\n".join(["forward Linear\nbackward\n  backward Linear"] * 40)
+    assert_tree_equals(run.tree, "\n".join(["forward Linear\nbackward\n  backward Linear"] * 40))
     accumulate = torch.autograd.graph.get_gradient_edge(leaf).node
     assert not accumulate.metadata
 
@@ -424,7 +434,8 @@ def test_view_modified_in_place() -> None:
     net = Net(body, a=nn.Linear(3, 3), b=nn.Linear(3, 3))
     with watched(net) as run:
         net(torch.ones(2, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.a
@@ -433,7 +444,7 @@ def test_view_modified_in_place() -> None:
           backward Net
             backward Net.b
             backward Net.a
-        """
+        """,
     )
 
 
@@ -445,7 +456,8 @@ def test_output_view_modified_in_place_by_the_caller() -> None:
         out = net(torch.ones(2, 3))
         out.mul_(3)
         out.sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.a
@@ -456,7 +468,7 @@ def test_output_view_modified_in_place_by_the_caller() -> None:
             backward Net.b
             backward Net.a
               backward Net.a.lin
-        """
+        """,
     )
 
 
@@ -467,7 +479,8 @@ def test_modules_in_place() -> None:
     )
     with watched(net) as run:
         net(torch.ones(2, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -480,7 +493,7 @@ def test_modules_in_place() -> None:
             backward Sequential.2
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -496,7 +509,8 @@ def test_slice_of_a_buffer_filled_by_modules() -> None:
     net = Net(body, layers=nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]))
     with watched(net) as run:
         net(torch.ones(3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.layers.0
@@ -505,7 +519,7 @@ def test_slice_of_a_buffer_filled_by_modules() -> None:
           backward Net
             backward Net.layers.1
             backward Net.layers.0
-        """
+        """,
     )
 
 
@@ -521,7 +535,8 @@ def test_activation_leaked_out_of_a_module() -> None:
     with watched(net) as run:
         net(torch.ones(1, 3))
         inner.kept.sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Net
           forward Net.inner
@@ -530,5 +545,5 @@ def test_activation_leaked_out_of_a_module() -> None:
           backward Net
             backward Net.inner
               backward Net.inner.lin
-        """
+        """,
     )

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import Watched, watched
-from tests.trees import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-TWO = expected(
+TWO = cleandoc(
     """
     forward Sequential
       forward Sequential.0
@@ -107,7 +108,7 @@ def test_backward_in_another_thread() -> None:
         net(torch.ones(1, 3)).sum().backward()
         loss = net(torch.ones(1, 3)).sum()
         in_threads(loss.backward)
-    assert run.tree == f"{TWO}\n{TWO}"
+    assert_tree_equals(run.tree, f"{TWO}\n{TWO}")
 
 
 def test_backward_in_another_thread_that_has_a_forward_of_its_own() -> None:
@@ -123,7 +124,8 @@ def test_backward_in_another_thread_that_has_a_forward_of_its_own() -> None:
             mine.backward()
 
         in_threads(elsewhere)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -139,7 +141,7 @@ def test_backward_in_another_thread_that_has_a_forward_of_its_own() -> None:
           backward Sequential#2
             backward Sequential#2.1
             backward Sequential#2.0
-        """
+        """,
     )
 
 
@@ -176,7 +178,8 @@ def test_thread_started_by_a_forward() -> None:
     net = Starts()
     with watched(net) as run:
         iterate(net)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Starts
           forward Starts.here
@@ -184,5 +187,5 @@ def test_thread_started_by_a_forward() -> None:
         backward
           backward Starts
             backward Starts.here
-        """
+        """,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from inspect import cleandoc
 from typing import Any
 
 import pytest
 import torch
 from torch import fx, nn
 
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 
 class Block(nn.Module):
@@ -46,7 +47,7 @@ def test_scripted_module() -> None:
     with watched() as run:
         for _ in range(3):
             net(torch.ones(1, 3)).sum().backward()
-    one = expected(
+    one = cleandoc(
         """
         forward Sequential
           forward Sequential.0
@@ -55,7 +56,7 @@ def test_scripted_module() -> None:
             backward Sequential.0
         """
     )
-    assert run.tree == f"{one}\n{one}\n{one}"
+    assert_tree_equals(run.tree, f"{one}\n{one}\n{one}")
 
 
 @jit
@@ -134,7 +135,8 @@ def test_autocast_with_a_grad_scaler() -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         train_step
           forward Sequential
@@ -147,7 +149,7 @@ def test_autocast_with_a_grad_scaler() -> None:
               backward Sequential.1
               backward Sequential.0
           optimizer_step SGD
-        """
+        """,
     )
 
 
@@ -158,14 +160,15 @@ def test_autocast_weight_cache() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = net(net(torch.ones(2, 3))).sum()
         loss.backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Linear
         forward Linear
         backward
           backward Linear
           backward Linear
-        """
+        """,
     )
 
 
@@ -178,7 +181,9 @@ def test_dynamically_quantised_model() -> None:
     net = quantisation.quantize_dynamic(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), {nn.Linear})
     with watched(net, nodes=False) as run:
         net(torch.ones(1, 3))
-    assert run.tree == "forward Sequential\n  forward Sequential.0\n  forward Sequential.1"
+    assert_tree_equals(
+        run.tree, "forward Sequential\n  forward Sequential.0\n  forward Sequential.1"
+    )
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -207,7 +212,8 @@ def test_mixture_of_experts() -> None:
     net = Experts()
     with watched(net) as run:
         net(torch.randn(4, 3), torch.tensor([0, 2, 2, 0])).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Experts
           forward Experts.router
@@ -218,7 +224,7 @@ def test_mixture_of_experts() -> None:
             backward Experts.experts.2
             backward Experts.experts.0
             backward Experts.router
-        """
+        """,
     )
 
 
@@ -242,7 +248,8 @@ def test_lstm_over_a_packed_sequence() -> None:
     net = Reader()
     with watched(net) as run:
         net(torch.tensor([[1, 2, 3], [1, 2, 0]])).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Reader
           forward Reader.embed
@@ -253,7 +260,7 @@ def test_lstm_over_a_packed_sequence() -> None:
             backward Reader.head
             backward Reader.lstm
             backward Reader.embed
-        """
+        """,
     )
 
 
@@ -274,7 +281,8 @@ def test_cell_unrolled_over_time() -> None:
     net = Unrolled()
     with watched(net) as run:
         net(torch.ones(3, 1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Unrolled
           forward Unrolled.cell
@@ -285,7 +293,7 @@ def test_cell_unrolled_over_time() -> None:
             backward Unrolled.cell
             backward Unrolled.cell
             backward Unrolled.cell
-        """
+        """,
     )
     calls = [span.attributes["modtrack.module.call_index"] for span in run.of("Unrolled.cell")]
     assert calls == [0, 1, 2, 2, 1, 0]
@@ -307,12 +315,13 @@ def test_transformer_encoder() -> None:
     net.eval()
     with watched(net, nodes=False) as run, torch.no_grad():
         net(torch.ones(1, 2, 4))
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward TransformerEncoder
           forward TransformerEncoder.layers.0
           forward TransformerEncoder.layers.1
-        """
+        """,
     )
 
 
@@ -333,7 +342,8 @@ def test_lora() -> None:
     net = nn.Sequential(LoraLinear(), LoraLinear())
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -353,7 +363,7 @@ def test_lora() -> None:
             backward Sequential.0
               backward Sequential.0.up
               backward Sequential.0.down
-        """
+        """,
     )
 
 
@@ -362,7 +372,8 @@ def test_parametrised_weight() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -373,7 +384,7 @@ def test_parametrised_weight() -> None:
             backward Sequential.0
               backward Sequential.0.parametrizations.weight
                 backward Sequential.0.parametrizations.weight.0
-        """
+        """,
     )
 
 
@@ -384,13 +395,14 @@ def test_averaged_model() -> None:
     with watched(net, averaged, nodes=False) as run, torch.no_grad():
         net(torch.ones(1, 3))
         averaged(torch.ones(1, 3))
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
         forward Sequential#2
           forward Sequential#2.0
-        """
+        """,
     )
 
 
@@ -401,14 +413,15 @@ def test_data_parallel_without_devices() -> None:
         pytest.skip("there are devices, and DataParallel wants the model on them")
     with watched(net) as run:
         net(torch.ones(1, 3)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
         backward
           backward Sequential
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -431,7 +444,8 @@ def test_complex_tensors() -> None:
     net = Spectral()
     with watched(net) as run:
         net(torch.ones(1, 4)).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Spectral
           forward Spectral.mix
@@ -440,7 +454,7 @@ def test_complex_tensors() -> None:
           backward Spectral
             backward Spectral.out
             backward Spectral.mix
-        """
+        """,
     )
 
 
@@ -453,7 +467,8 @@ def test_nested_tensors(layout: torch.layout) -> None:
         parts = [torch.ones(2, 3), torch.ones(1, 3)]
         out = net(torch.nested.nested_tensor(parts, layout=layout))
         torch.cat([part.sum()[None] for part in out.unbind()]).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -464,7 +479,7 @@ def test_nested_tensors(layout: torch.layout) -> None:
             backward Sequential.2
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -484,7 +499,8 @@ def test_sparse_gradients() -> None:
     net = Sparse()
     with watched(net) as run:
         net(torch.tensor([1, 2])).sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sparse
           forward Sparse.embed
@@ -493,7 +509,7 @@ def test_sparse_gradients() -> None:
           backward Sparse
             backward Sparse.lin
             backward Sparse.embed
-        """
+        """,
     )
 
 
@@ -515,14 +531,15 @@ def test_tensor_subclass() -> None:
     with watched(net) as run:
         net(torch.ones(1, 3).as_subclass(Watching)).sum().backward()
     assert seen == plain
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Block
           forward Block.lin
         backward
           backward Block
             backward Block.lin
-        """
+        """,
     )
 
 
@@ -548,7 +565,8 @@ def test_custom_function_with_many_outputs() -> None:
     net = nn.Sequential(nn.Linear(3, 3), Splits())
     with watched(net) as run:
         net(torch.ones(1, 3))[0].sum().backward()
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Sequential
           forward Sequential.0
@@ -557,7 +575,7 @@ def test_custom_function_with_many_outputs() -> None:
           backward Sequential
             backward Sequential.1
             backward Sequential.0
-        """
+        """,
     )
 
 
@@ -571,7 +589,7 @@ def test_saved_tensor_hooks() -> None:
         with torch.autograd.graph.save_on_cpu():
             loss = net(torch.ones(1, 3)).sum()
         loss.backward()
-    one = expected(
+    one = cleandoc(
         """
         forward Sequential
           forward Sequential.0
@@ -582,7 +600,7 @@ def test_saved_tensor_hooks() -> None:
             backward Sequential.0
         """
     )
-    assert run.tree == f"{one}\n{one}"
+    assert_tree_equals(run.tree, f"{one}\n{one}")
 
 
 @jit
@@ -591,7 +609,7 @@ def test_forward_mode_gradients() -> None:
     net = nn.Linear(3, 3)
     with watched(net, nodes=False) as run, torch.autograd.forward_ad.dual_level():
         net(torch.autograd.forward_ad.make_dual(torch.ones(1, 3), torch.ones(1, 3)))
-    assert run.tree == "forward Linear"
+    assert_tree_equals(run.tree, "forward Linear")
 
 
 def test_inference_mode() -> None:
@@ -599,7 +617,7 @@ def test_inference_mode() -> None:
     net = Block()
     with watched(net, nodes=False) as run, torch.inference_mode():
         net(torch.ones(1, 3))
-    assert run.tree == "forward Block\n  forward Block.lin"
+    assert_tree_equals(run.tree, "forward Block\n  forward Block.lin")
 
 
 def test_lazy_modules() -> None:
@@ -609,7 +627,7 @@ def test_lazy_modules() -> None:
         for _ in range(2):
             net(torch.ones(1, 3)).sum().backward()
     one = "forward Sequential\n  forward Sequential.0\nbackward\n  backward Sequential"
-    assert run.tree == "\n".join([f"{one}\n    backward Sequential.0"] * 2)
+    assert_tree_equals(run.tree, "\n".join([f"{one}\n    backward Sequential.0"] * 2))
 
 
 def test_meta_device() -> None:
@@ -618,4 +636,4 @@ def test_meta_device() -> None:
         net = nn.Sequential(Block())
     with watched(net) as run:
         net(torch.ones(1, 3, device="meta")).sum().backward()
-    assert run.tree == BLOCK
+    assert_tree_equals(run.tree, BLOCK)

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import weakref
+from inspect import cleandoc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,14 +15,14 @@ import torch
 from torch import nn
 
 from otel_modtrack import ModTracker
+from otel_modtrack.testing import assert_tree_equals
 from tests.tracker.oracle import watched
-from tests.trees import expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-TWO = expected(
+TWO = cleandoc(
     """
     forward Sequential
       forward Sequential.0
@@ -67,7 +68,7 @@ def test_no_tracking_in_a_forked_child() -> None:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         iterate(net)
-    assert run.tree == TWO
+    assert_tree_equals(run.tree, TWO)
 
 
 def test_deepcopy_and_pickle() -> None:
@@ -79,7 +80,7 @@ def test_deepcopy_and_pickle() -> None:
         iterate(twin)
         restored = pickle.loads(pickle.dumps(net))  # noqa: S301 - our own
         iterate(restored)
-    assert run.tree == "\n".join(TWO.replace("Sequential", name) for name in NAMES)
+    assert_tree_equals(run.tree, "\n".join(TWO.replace("Sequential", name) for name in NAMES))
 
 
 def test_deepcopy_of_outputs_under_tracking() -> None:
@@ -90,7 +91,7 @@ def test_deepcopy_of_outputs_under_tracking() -> None:
         copy.deepcopy(out.detach())
         pickle.dumps(out.detach())
         out.sum().backward()
-    assert run.tree == TWO
+    assert_tree_equals(run.tree, TWO)
 
 
 def test_model_deleted_before_backward() -> None:
@@ -103,7 +104,7 @@ def test_model_deleted_before_backward() -> None:
         gc.collect()
         assert gone() is None
         loss.backward()
-    assert run.tree == TWO
+    assert_tree_equals(run.tree, TWO)
 
 
 # -- trackers that come and go --------------------------------------------------------------------
@@ -118,7 +119,9 @@ def test_tracker_left_between_forward_and_backward() -> None:
         loss.backward(retain_graph=True)
         with run.tracker:
             loss.backward()
-    assert run.tree == "forward Sequential\n  forward Sequential.0\n  forward Sequential.1"
+    assert_tree_equals(
+        run.tree, "forward Sequential\n  forward Sequential.0\n  forward Sequential.1"
+    )
 
 
 def test_tracker_entered_between_forward_and_backward() -> None:
@@ -128,7 +131,7 @@ def test_tracker_entered_between_forward_and_backward() -> None:
         loss = net(torch.ones(1, 3)).sum()
         with run.tracker:
             loss.backward()
-    assert run.tree == ""
+    assert_tree_equals(run.tree, "")
 
 
 def test_tracker_entered_before_a_backward_of_two_forwards() -> None:
@@ -138,7 +141,7 @@ def test_tracker_entered_before_a_backward_of_two_forwards() -> None:
         hidden = first(torch.ones(1, 3))
         with run.tracker:
             second(hidden).sum().backward()
-    assert run.tree == "forward Linear\nbackward\n  backward Linear"
+    assert_tree_equals(run.tree, "forward Linear\nbackward\n  backward Linear")
 
 
 def test_tracker_left_inside_a_forward() -> None:
@@ -163,7 +166,8 @@ def test_tracker_left_inside_a_forward() -> None:
         iterate(net.lin)
         run.tracker.__exit__(None, None, None)
         iterate(net.lin)
-    assert run.tree == expected(
+    assert_tree_equals(
+        run.tree,
         """
         forward Switches
           forward Switches.lin
@@ -173,7 +177,7 @@ def test_tracker_left_inside_a_forward() -> None:
         forward Switches.lin
         backward
           backward Switches.lin
-        """
+        """,
     )
 
 
@@ -188,7 +192,7 @@ def test_tracker_left_inside_a_backward() -> None:
         with run.tracker:
             iterate(net)
     assert run.tree.endswith(
-        expected(
+        cleandoc(
             """
             forward Sequential
               forward Sequential.0
@@ -211,7 +215,7 @@ def test_nested_trackers() -> None:
         with ModTracker(net):
             iterate(net)
         iterate(net)
-    assert run.tree == f"{TWO}\n{TWO}"
+    assert_tree_equals(run.tree, f"{TWO}\n{TWO}")
 
 
 def test_one_tracker_entered_twice() -> None:
@@ -221,7 +225,7 @@ def test_one_tracker_entered_twice() -> None:
         with run.tracker:
             iterate(net)
         iterate(net)
-    assert run.tree == f"{TWO}\n{TWO}"
+    assert_tree_equals(run.tree, f"{TWO}\n{TWO}")
 
 
 def test_trackers_in_sequence() -> None:
@@ -232,7 +236,7 @@ def test_trackers_in_sequence() -> None:
             with run.tracker:
                 iterate(net)
         iterate(net)
-    assert run.tree == f"{TWO}\n{TWO}\n{TWO}"
+    assert_tree_equals(run.tree, f"{TWO}\n{TWO}\n{TWO}")
 
 
 def test_trackers_left_in_the_wrong_order() -> None:
@@ -247,4 +251,4 @@ def test_trackers_left_in_the_wrong_order() -> None:
         iterate(net)
         other.__exit__(None, None, None)
         iterate(net)
-    assert run.tree == f"{TWO}\n{TWO}"
+    assert_tree_equals(run.tree, f"{TWO}\n{TWO}")

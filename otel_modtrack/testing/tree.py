@@ -1,0 +1,207 @@
+"""Spans as a tree in text, to be compared with what a test expects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from otel_modtrack import semconv
+from otel_modtrack.sizes import render_size
+from otel_modtrack.testing.text import explain, parse
+from otel_modtrack.usage import UsageError
+from otel_modtrack.view.model import build_trees, sum_collectives
+from otel_modtrack.view.reader import from_sdk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    from otel_modtrack.testing.golden import Golden
+    from otel_modtrack.view.model import Collectives, Node, Span
+
+__all__ = ["Tree", "assert_tree_equals"]
+
+
+def assert_tree_equals(found: str, text: str) -> None:
+    """Assert that a tree which came as text, as from another process, is `text`.
+
+    Args:
+        found: what `Tree.render` gave there.
+        text: that is expected, indented as a whole as you like.
+
+    Raises:
+        AssertionError: if it differs. The message says which lines, in context.
+        UsageError: if a text is not indented properly.
+    """
+    __tracebackhide__ = True
+    _compare(parse(text), parse(found))
+
+
+def _compare(wanted: list[str], found: list[str]) -> None:
+    __tracebackhide__ = True
+    difference = explain(wanted, found)
+    if difference:
+        raise AssertionError(f"the tree is not the expected one: {difference}")
+
+
+class Tree:
+    """Finished spans as text: one a line, two spaces a level, in order of start.
+
+    A module's or named region's line is its phase and fqn, any other span's its name. "!" follows
+    where an exception left it. A span whose parent is not among `spans` is on the outermost level.
+
+    Args:
+        spans: to be shown.
+        among: all that there are, where `spans` are some of them: one whose parent is not shown
+            hangs under the next that is.
+        golden: where golden files are.
+
+    Raises:
+        AssertionError: if a span was exported twice.
+    """
+
+    def __init__(
+        self,
+        spans: Iterable[ReadableSpan],
+        *,
+        among: Iterable[ReadableSpan] | None = None,
+        golden: Golden | None = None,
+    ) -> None:
+        __tracebackhide__ = True
+        shown = from_sdk(spans)
+        every = shown if among is None else from_sdk(among)
+        self._shown = {(span.trace_id, span.span_id) for span in shown}
+        self._roots = build_trees(every)
+        self._golden = golden
+        if len(self._shown) < len(shown):
+            raise AssertionError(f"a span was exported twice: {_twice(shown)}")
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return f"<Tree of {len(self._shown)} spans>"
+
+    def render(
+        self, *, depth: int | None = None, collectives: bool = False, call_index: bool = False
+    ) -> str:
+        """The tree as text.
+
+        Args:
+            depth: how many levels are shown; all if None.
+            collectives: whether a line ends with what its span launched: ``all_reduce x2 64 B``.
+            call_index: whether the calls of a module that is called several times are told apart:
+                ``forward Net.layer #1``.
+
+        Raises:
+            UsageError: if `depth` is not a number of levels.
+        """
+        return "\n".join(self._lines(depth, collectives=collectives, call_index=call_index))
+
+    def assert_equals(
+        self,
+        text: str,
+        *,
+        depth: int | None = None,
+        collectives: bool = False,
+        call_index: bool = False,
+    ) -> None:
+        """Assert that the tree is `text`, two spaces a level, indented as a whole as you like.
+
+        A run of the autograd engine, the line ``backward`` around the modules' backwards, may be
+        left out everywhere.
+
+        Args:
+            text: that is expected.
+            depth: see `render`.
+            collectives: likewise.
+            call_index: likewise.
+
+        Raises:
+            AssertionError: if it differs. The message says which lines, in context.
+            UsageError: if the text is not indented properly, or `depth` no number of levels.
+        """
+        __tracebackhide__ = True
+        wanted = parse(text)
+        runs = any(line.strip() == semconv.BACKWARD_SPAN for line in wanted)
+        found = self._lines(depth, collectives=collectives, call_index=call_index, runs=runs)
+        _compare(wanted, found)
+
+    def assert_golden(
+        self,
+        name: str,
+        *,
+        depth: int | None = None,
+        collectives: bool = False,
+        call_index: bool = False,
+    ) -> None:
+        """Assert that the tree is that of the file ``golden/NAME.txt`` beside the test.
+
+        ``pytest --modtrack-update`` writes the file.
+
+        Args:
+            name: of the file, without the suffix.
+            depth: see `render`.
+            collectives: likewise.
+            call_index: likewise.
+
+        Raises:
+            AssertionError: if it differs, or there is no such file.
+            UsageError: if there can be none, or `depth` is no number of levels.
+        """
+        __tracebackhide__ = True
+        text = self.render(depth=depth, collectives=collectives, call_index=call_index)
+        if self._golden is None:
+            raise UsageError("assert_golden() is for trees of a capture: modtrack.tree")
+        self._golden.check("tree", f"{name}.txt", text)
+
+    def _lines(
+        self, depth: int | None, *, collectives: bool, call_index: bool, runs: bool = True
+    ) -> list[str]:
+        if depth is not None and (not isinstance(depth, int) or depth < 1):
+            raise UsageError(f"depth is a number of levels, 1 or more, not {depth!r}")
+        lines = []
+        for root in self._roots:
+            levels: list[int] = []  # of what is in each node of the path
+            for at, node in root.walk():
+                del levels[at:]
+                level = levels[-1] if levels else 0
+                label = _label(node.span, collectives=collectives, call_index=call_index)
+                shown = (node.span.trace_id, node.span.span_id) in self._shown
+                if shown and not runs and _is_plain_run(node, label):
+                    shown = False
+                if shown and (depth is None or level < depth):
+                    lines.append("  " * level + label)
+                levels.append(level + shown)
+        return lines
+
+
+def _is_plain_run(node: Node, label: str) -> bool:
+    """Whether it is a run of the engine of which there is nothing to say but what is in it."""
+    is_plain = label == semconv.BACKWARD_SPAN and node.span.category == "backward"
+    return is_plain and bool(node.children)
+
+
+def _label(span: Span, *, collectives: bool, call_index: bool) -> str:
+    text = f"{span.phase} {span.fqn}" if span.fqn else span.name
+    if call_index and (index := span.attributes.get(semconv.MODULE_CALL_INDEX)) is not None:
+        text += f" #{index}"
+    if span.failed:
+        text += "!"
+    if collectives and (launched := sum_collectives([span])):
+        text += "  " + ", ".join(_describe(one) for one in launched)
+    return text
+
+
+def _describe(one: Collectives) -> str:
+    """``all_reduce x2 1.2 MiB (tp)``, as `otel-modtrack view` writes it."""
+    times = f" x{one.count}" if one.count != 1 else ""
+    size = f" {render_size(one.size_bytes)}" if one.size_bytes else ""
+    group = f" ({one.group})" if one.group else ""
+    return one.operation + times + size + group
+
+
+def _twice(spans: Sequence[Span]) -> str:
+    times = Counter((span.trace_id, span.span_id) for span in spans)
+    return next(span.label for span in spans if times[span.trace_id, span.span_id] > 1)

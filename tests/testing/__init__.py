@@ -1,0 +1,1 @@
+"""Tests of `otel_modtrack.testing` and the pytest plugin."""
