@@ -84,8 +84,11 @@ def _open(state: ThreadState, subject: Subject) -> None:
     region = Region(subject, parent, Phase.FORWARD, calls.clock(), unit)
     region.token = sys._getframe(2)  # noqa: SLF001 - the frame that runs the step
     unit.regions.append(region)
+    var = unit.sink.var
     if opened_here:
         state.unit, unit.opener = unit, region
+    elif parent is None and unit.opener is None and var is not None:  # in a step
+        region.context = unit.sink.below_step(unit, var.get())
     state.optimizer = region
 
 

@@ -272,6 +272,11 @@ class Sink:
         del forward
         return Unit(self)
 
+    def below_step(self, unit: Unit, current: Any) -> Any:
+        """The `current` context if an outermost region of a step hangs under it, else None."""
+        del unit, current
+        return None
+
     def open_context(self, region: Region, current: object) -> object:
         """The context to set while `region` runs, given the one that is `current`."""
         del region

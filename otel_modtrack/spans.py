@@ -126,6 +126,14 @@ class SpanSink(Sink):
         scope.flags, scope.state = built.trace_flags, built.trace_state
         return Unit(self, scope)
 
+    def below_step(self, unit: Unit, current: Any) -> Any:
+        """See `Sink.below_step`: under a span of the user's that is part of the step's trace."""
+        step = unit.scope.parent  # type: ignore[attr-defined]
+        active = parent_in(current)
+        if active is None or active.span_id == step.span_id or active.trace_id != step.trace_id:
+            return None
+        return current
+
     def follows_parent(self) -> bool:
         """Whether a parent that is not sampled settles it."""
         return True

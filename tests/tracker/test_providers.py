@@ -246,6 +246,66 @@ def test_the_sdks_provider(provider: TracerProvider, exporter: InMemorySpanExpor
     assert by_fqn["forward", "loss"].attributes["modtrack.module.type"] == "region"
 
 
+UNDER_THE_USERS = """
+    train_step
+      my forward
+        forward Sequential
+          forward Sequential.0
+          forward Sequential.1
+        forward loss
+      my backward
+        backward
+          backward loss
+          backward Sequential
+            backward Sequential.1
+            backward Sequential.0
+      my update
+        optimizer_step SGD
+      forward Sequential
+        forward Sequential.0
+        forward Sequential.1
+"""
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_spans_of_the_users_inside_a_step(
+    started: bool, provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """What runs in a span of the user's hangs there, in a step too, with both ways to make spans.
+
+    A span of another trace is not the step's, and nothing of the step goes there.
+    """
+
+    class Starts(SpanProcessor):
+        """Wants to see each span start, which is what finished spans never do."""
+
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            span.set_attribute("app.started", True)
+
+    if started:
+        provider.add_span_processor(Starts())
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters())
+    user = provider.get_tracer("user")
+    with ModTracker(model, tracer_provider=provider) as tracker, tracker.step(0):
+        with user.start_as_current_span("my forward"):
+            out = model(torch.ones(1, 2))
+            with region("loss"):
+                loss = out.sum()
+        with user.start_as_current_span("my backward"):
+            loss.backward()
+        with user.start_as_current_span("my update"):
+            optimizer.step()
+        with user.start_as_current_span("elsewhere", context=context_api.Context()):
+            model(torch.ones(1, 2))
+    spans = spans_of(exporter)
+    ours = [span for span in spans if span.name != "elsewhere"]
+    Tree(ours).assert_equals(UNDER_THE_USERS)
+    check_intervals(ours)
+    assert len({span.context.trace_id for span in ours}) == 1
+    assert len(spans) == len(ours) + 1
+
+
 def test_call_index_of_shared_modules(
     provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
