@@ -32,6 +32,7 @@ _PLACES = {
 
 def __getattr__(name: str) -> Any:
     """Load torch only when a name is wanted: pytest imports the plugin in every run."""
+    __tracebackhide__ = True
     place = _PLACES.get(name)
     if place is None:
         msg = f"module {__name__!r} has no attribute {name!r}"

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from otel_modtrack.comm.ledger import Ledger
 from otel_modtrack.comm.telling import OFF, SUMMED
-from otel_modtrack.core import CORE
+from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.testing.budget import Limits
 from otel_modtrack.testing.collectives import CapturedCollectives
 from otel_modtrack.testing.fixed import fixed
 from otel_modtrack.testing.golden import Golden
 from otel_modtrack.testing.providers import check_provider, make_provider, remove_processor
 from otel_modtrack.testing.spans import Spans
-from otel_modtrack.tracker import ModTracker
+from otel_modtrack.testing.trackers import Account, Tracker
 from otel_modtrack.usage import UsageError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from opentelemetry.sdk.trace import TracerProvider
     from torch import nn
-    from typing_extensions import Self
 
+    from otel_modtrack.testing.golden import Update
     from otel_modtrack.testing.tree import Tree
+    from otel_modtrack.tracker import ModTracker
 
 __all__ = ["Capture", "capture"]
 
@@ -53,8 +53,9 @@ def capture(
 
     Example:
         >>> with capture() as modtrack:
-        ...     with modtrack.track(torch.nn.Linear(2, 2)) as tracker:
-        ...         _ = model(torch.ones(1, 2))
+        ...     with modtrack.track():
+        ...         _ = torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        ...     modtrack.tree.assert_equals("forward Linear")
     """
     found = Capture(Golden(golden, update=update))
     try:
@@ -77,19 +78,16 @@ class Capture:
         self._golden = golden
         self._exporter = InMemorySpanExporter()
         self._providers: list[TracerProvider] = []
-        self._entered: list[ModTracker] = []
         self._modes: set[str] = set()  # of the trackers since the last `clear`
         self._is_fixed = False
         self._undo = contextlib.ExitStack()
         self._undo.callback(self._exporter.shutdown)
-        self._ledger = Ledger()
+        self._ledger = Account()
         self._undo.callback(self._stop_counting)
         CORE.ledgers = (*CORE.ledgers, self._ledger)
 
     def close(self) -> None:
         """Leave the trackers that are still on, and everything as it was before."""
-        for tracker in reversed(self._entered):
-            tracker.__exit__(None, None, None)  # does nothing where it was left
         self._undo.close()
 
     # -- to capture ------------------------------------------------------------------------------
@@ -109,13 +107,16 @@ class Capture:
         Raises:
             TypeError: if `model` is not a module.
             ValueError: if `collectives` is none of the three.
+            UsageError: when it is entered, if a `ModTracker` is on whose provider is not used.
         """
 
         def entered(tracker: ModTracker) -> None:
-            self._entered.append(tracker)
+            self._undo.callback(tracker.__exit__, None, None, None)  # nothing where it was left
             self._modes.add(collectives)
 
-        return _Tracker(entered, model, tracer_provider=self.provider, collectives=collectives)
+        return Tracker(
+            entered, self._providers, model, tracer_provider=self.provider, collectives=collectives
+        )
 
     def use(self, provider: TracerProvider) -> None:
         """Capture the spans of a provider of yours; trackers give theirs to it from now on.
@@ -128,6 +129,7 @@ class Capture:
         Raises:
             UsageError: if it is not the SDK's, is switched off, or the ids are fixed already.
         """
+        __tracebackhide__ = True
         check_provider(provider)
         is_new = not any(one is provider for one in self._providers)
         if is_new and self._is_fixed:
@@ -147,15 +149,21 @@ class Capture:
         span ids count from 1. Also for spans that you start with a tracer of the provider.
 
         Raises:
-            UsageError: if something was tracked already.
+            UsageError: if something was tracked already, or a span of yours is open.
 
         Limits:
             A program of one thread. The number of readings, and so the times, may change with the
             versions of torch, of the SDK and of this package.
         """
+        __tracebackhide__ = True
         if self._is_fixed or self._has_run():
             raise UsageError(
                 "modtrack.fix_clock_and_ids() comes once, before the first modtrack.track()"
+            )
+        if trace.get_current_span().is_recording():
+            raise UsageError(
+                "modtrack.fix_clock_and_ids() comes before the span that is open: it would end"
+                " before it began"
             )
         self._undo.enter_context(fixed(self._providers))
         self._is_fixed = True
@@ -165,7 +173,7 @@ class Capture:
         self._exporter.clear()
         self._modes.clear()
         self._stop_counting()
-        self._ledger = Ledger()
+        self._ledger = Account()
         CORE.ledgers = (*CORE.ledgers, self._ledger)
 
     # -- what was captured -----------------------------------------------------------------------
@@ -175,7 +183,7 @@ class Capture:
         """All finished spans, yours included, oldest first.
 
         Raises:
-            UsageError: if nothing was tracked.
+            UsageError: if nothing was tracked, or a step or a module is still running.
         """
         __tracebackhide__ = True
         self._check_has_run("spans")
@@ -223,11 +231,12 @@ class Capture:
             UsageError: if nothing was tracked, or without looking at collectives.
         """
         __tracebackhide__ = True
-        self._check_has_run("collectives")
-        if self._modes == {OFF}:
+        if not (self._modes - {OFF} or self._ledger.looked):
+            if not self._modes and not self._ledger.called:
+                raise _nothing_ran("collectives")
             raise UsageError(
                 "modtrack.collectives: they were not looked at; leave collectives='off' out of"
-                " modtrack.track()"
+                " the tracker"
             )
         return CapturedCollectives(self._ledger)
 
@@ -254,13 +263,12 @@ class Capture:
             UsageError: if nothing was tracked, there is no such phase or module, or no limit.
         """
         __tracebackhide__ = True
-        limits = Limits(spans, collectives, size_bytes)
-        limits.check(self, fqn, phase)
+        Limits(spans, collectives, size_bytes).check(self, fqn, phase)
 
     @property
-    def written(self) -> list[Path]:
-        """Golden files that were written or changed."""
-        return self._golden.written
+    def updates(self) -> Sequence[Update]:
+        """What was written to golden files, or found there already."""
+        return self._golden.updates
 
     def __repr__(self) -> str:
         return f"<modtrack: {len(self._exporter.get_finished_spans())} spans>"
@@ -275,20 +283,17 @@ class Capture:
 
     def _check_has_run(self, what: str) -> None:
         __tracebackhide__ = True
-        if not self._has_run():
+        if THREADS.state.unit is not None:
             raise UsageError(
-                f"modtrack.{what}: nothing was tracked yet; run the model inside"
-                " `with modtrack.track(model):` first"
+                f"modtrack.{what}: a step or a module is still running here, and its spans come"
+                " when it ends; assert after it"
             )
+        if not self._has_run():
+            raise _nothing_ran(what)
 
 
-class _Tracker(ModTracker):
-    """A tracker that tells when it is entered."""
-
-    def __init__(self, entered: Callable[[ModTracker], None], *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._told = entered
-
-    def __enter__(self) -> Self:
-        self._told(self)
-        return super().__enter__()
+def _nothing_ran(what: str) -> UsageError:
+    return UsageError(
+        f"modtrack.{what}: nothing was tracked yet; run the model inside"
+        " `with modtrack.track(model):` first"
+    )

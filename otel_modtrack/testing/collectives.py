@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from otel_modtrack.collectives import PHASES, Collectives
 from otel_modtrack.sizes import render_size
+from otel_modtrack.testing.asked import check_number, check_text, fits, name_some
 from otel_modtrack.usage import UsageError
 
 if TYPE_CHECKING:
@@ -41,13 +41,16 @@ class CapturedCollectives(Collectives):
         Raises:
             UsageError: if there is no such phase.
         """
+        __tracebackhide__ = True
+        if fqn is not None:
+            check_text("fqn", fqn)
         if phase is not None and phase not in PHASES:
             raise UsageError(f"phase={phase!r}: the phases are {', '.join(PHASES)}")
 
         def keep(key: Key) -> bool:
             fqns, in_phase, (operator, name) = key
             return (
-                (fqn is None or any(fnmatchcase(one, fqn) for one in fqns))
+                (fqn is None or any(fits(one, fqn) for one in fqns))
                 and (phase is None or in_phase == phase)
                 and (operation is None or operator.operation == operation)
                 and (group is None or name == group)
@@ -62,6 +65,7 @@ class CapturedCollectives(Collectives):
             AssertionError: if there are more or fewer. The message says where they were launched.
         """
         __tracebackhide__ = True
+        check_number("assert_count() wants a whole number", count)
         if self.total != count:
             raise AssertionError(f"expected {count}, found {self!r}")
 
@@ -72,6 +76,7 @@ class CapturedCollectives(Collectives):
             AssertionError: if there are more. The message says where they were launched.
         """
         __tracebackhide__ = True
+        check_number("assert_at_most() wants a whole number", count)
         if self.total > count:
             raise AssertionError(f"expected {count} at most, found {self!r}")
 
@@ -82,6 +87,7 @@ class CapturedCollectives(Collectives):
             AssertionError: if it is another. The message says where they were launched.
         """
         __tracebackhide__ = True
+        check_number("assert_size() wants a whole number", size_bytes)
         if self.size != size_bytes:
             raise AssertionError(f"expected {size_bytes} bytes, found {self.size}: {self!r}")
 
@@ -93,8 +99,7 @@ class CapturedCollectives(Collectives):
             f" {render_size(tally.size)} in {place}"
             for (operation, place), tally in places.items()
         ]
-        more = f", and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        return f"<{what}: {', '.join(named[:_NAMED])}{more}>" if named else f"<{what}>"
+        return f"<{what}: {name_some(named, _NAMED)}>" if named else f"<{what}>"
 
 
 def _place(key: Key) -> tuple[str, str]:

@@ -14,10 +14,10 @@ from otel_modtrack.ids import PrivateIds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CLOCKS", "START_NS", "TICK_NS", "FixedIds", "fixed"]
+__all__ = ["CLOCKS", "fixed"]
 
-START_NS: Final = 946_684_800_000_000_000  # 2000-01-01T00:00:00Z
-TICK_NS: Final = 1_000  # from one reading to the next
+_START_NS: Final = 946_684_800_000_000_000  # 2000-01-01T00:00:00Z
+_TICK_NS: Final = 1_000  # from one reading to the next
 
 # Who holds a clock: modules of ours by name, and the SDK for the spans that users start.
 CLOCKS: Final[tuple[tuple[Any, str], ...]] = (
@@ -30,7 +30,7 @@ CLOCKS: Final[tuple[tuple[Any, str], ...]] = (
 )
 
 
-class FixedIds(PrivateIds):
+class _FixedIds(PrivateIds):
     """Counts: trace ids and span ids are 1, 2, 3, each in the order in which they are asked for."""
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ def fixed(providers: Iterable[sdk_trace.TracerProvider]) -> Iterator[None]:
         providers: whose ids are fixed. Tracers that were got from them before are too, where the
             SDK keeps them (1.45 does).
     """
-    read = itertools.count(START_NS, TICK_NS).__next__  # in C: no frame, no lock needed
+    read = itertools.count(_START_NS, _TICK_NS).__next__  # in C: no frame, no lock needed
     with contextlib.ExitStack() as undo:
         for holder, name in CLOCKS:
             _put(undo, holder, name, read)
         _put(undo, regions, "_clock_offset", lambda: 0)  # wall time is the same reading
-        ids = FixedIds()
+        ids = _FixedIds()
         for provider in providers:
             undo.callback(_give_back, provider, provider.id_generator, ids)
             for holder in (provider, *_tracers_of(provider)):
@@ -83,7 +83,7 @@ def _tracers_of(provider: sdk_trace.TracerProvider) -> list[Any]:
     return list(getattr(provider, "_tracers", {}).values())  # older SDKs do not keep them
 
 
-def _give_back(provider: sdk_trace.TracerProvider, generator: object, ids: FixedIds) -> None:
+def _give_back(provider: sdk_trace.TracerProvider, generator: object, ids: _FixedIds) -> None:
     """Tracers that were made meanwhile get the generator that the provider has otherwise."""
     for tracer in _tracers_of(provider):
         if tracer.id_generator is ids:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["modtrack", "modtrack_provider", "pytest_addoption", "pytest_terminal_summary"]
 
-_WRITTEN = "modtrack_golden"
+_GOLDEN = "modtrack_golden"  # of a test's report: path, digest, whether it was written
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +42,7 @@ def modtrack(
     request: pytest.FixtureRequest, modtrack_provider: TracerProvider | None
 ) -> Iterator[Capture]:
     """Tracks models in a test and asserts what their spans and collectives are."""
+    __tracebackhide__ = True
     from otel_modtrack.testing import capture  # noqa: PLC0415 - imports torch
 
     with capture(
@@ -50,18 +51,26 @@ def modtrack(
         update=request.config.getoption("--modtrack-update"),
     ) as found:
         yield found
-        written = [(_WRITTEN, str(path)) for path in found.written]
-        request.node.user_properties.extend(written)
+        request.node.user_properties.extend((_GOLDEN, list(one)) for one in found.updates)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Tell which golden files were written; of xdist's workers, too."""
     reports = [one for found in terminalreporter.stats.values() for one in found]
-    written = {
-        str(path)
-        for report in reports
-        for name, path in getattr(report, "user_properties", ())
-        if name == _WRITTEN
-    }
+    digests: dict[str, set[str]] = {}
+    written = set()
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == _GOLDEN:
+                path, digest, is_written = value
+                digests.setdefault(path, set()).add(digest)
+                if is_written:
+                    written.add(path)
     for path in sorted(written):
         terminalreporter.write_line(f"modtrack: wrote {path}")
+        if len(digests[path]) > 1:
+            terminalreporter.write_line(
+                "modtrack: tests that differ wrote it, and all but one will fail: give each a name"
+                " of its own",
+                red=True,
+            )

@@ -25,10 +25,13 @@ def check_provider(provider: object) -> None:
     Raises:
         UsageError: if it is not the SDK's, or is switched off.
     """
+    __tracebackhide__ = True
     if not isinstance(provider, TracerProvider):
+        is_unset = isinstance(provider, trace.ProxyTracerProvider)
         raise UsageError(
             "modtrack wants an opentelemetry.sdk.trace.TracerProvider,"
             f" not {type(provider).__module__}.{type(provider).__qualname__}"
+            + ("; set the global one first" if is_unset else "")
         )
     if isinstance(provider.get_tracer(__name__), trace.NoOpTracer):
         raise UsageError("OTEL_SDK_DISABLED is set, and nothing is recorded: unset it in tests")

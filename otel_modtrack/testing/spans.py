@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
 from otel_modtrack import semconv
+from otel_modtrack.testing.asked import check_number, check_text, fits, name_some
 from otel_modtrack.testing.tree import Tree
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.model import build_trees
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Spans"]
 
 _NAMED = 6  # spans that a message names
+_OFFERED = 20  # steps or modules that a message names
 
 
 class Spans(Sequence["ReadableSpan"]):
@@ -34,7 +35,8 @@ class Spans(Sequence["ReadableSpan"]):
     Args:
         spans: in any order.
         among: all that were captured, if these are some of them.
-        golden: where golden files are; None where clock and ids are not fixed for them.
+        golden: where golden files are.
+        is_fixed: whether clock and ids are, as golden files of spans need it.
     """
 
     def __init__(
@@ -73,9 +75,8 @@ class Spans(Sequence["ReadableSpan"]):
     def __repr__(self) -> str:
         counts = Counter(read.label for read in self._read)
         named = [label if n == 1 else f"{label} x{n}" for label, n in counts.items()]
-        more = f", and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         what = f"{len(self)} span{'s' if len(self) != 1 else ''}"
-        return f"<{what}: {', '.join(named[:_NAMED])}{more}>" if named else f"<{what}>"
+        return f"<{what}: {name_some(named, _NAMED)}>" if named else f"<{what}>"
 
     # -- to choose from --------------------------------------------------------------------------
 
@@ -106,13 +107,17 @@ class Spans(Sequence["ReadableSpan"]):
         Raises:
             UsageError: if there is no such phase, no module for `within`, or no such step.
         """
+        __tracebackhide__ = True
+        for key, pattern in (("fqn", fqn), ("within", within)):
+            if pattern is not None:
+                check_text(key, pattern)
         if phase is not None and phase not in PHASES:
             raise UsageError(f"phase={phase!r}: the phases are {', '.join(PHASES)}")
         inside = self._ids_inside(within, step)
         kept = [
             span
             for span, read in zip(self._spans, self._read, strict=True)
-            if (fqn is None or fnmatchcase(read.fqn or "", fqn))
+            if (fqn is None or fits(read.fqn, fqn))
             and (phase is None or read.category == phase)
             and (template is None or read.template == template)
             and (type is None or read.module_type == type)
@@ -150,6 +155,7 @@ class Spans(Sequence["ReadableSpan"]):
             AssertionError: if there are more or fewer. The message names them.
         """
         __tracebackhide__ = True
+        check_number("assert_count() wants a whole number", count)
         if len(self) != count:
             raise AssertionError(f"expected {count}, found {self!r}")
 
@@ -160,6 +166,7 @@ class Spans(Sequence["ReadableSpan"]):
             AssertionError: if there are more. The message names them.
         """
         __tracebackhide__ = True
+        check_number("assert_at_most() wants a whole number", count)
         if len(self) > count:
             raise AssertionError(f"expected {count} at most, found {self!r}")
 
@@ -183,7 +190,7 @@ class Spans(Sequence["ReadableSpan"]):
                 " modtrack.fix_clock_and_ids() before the first track()"
             )
         content = [_as_dict(read) for read in self._read]
-        self._golden.check("export", f"{name}.json", json.dumps(content, indent=2))
+        self._golden.check("export", name, ".json", json.dumps(content, indent=2))
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -192,6 +199,7 @@ class Spans(Sequence["ReadableSpan"]):
 
     def _ids_inside(self, within: str | None, step: int | None) -> set[tuple[str, str]] | None:
         """What is in the modules and in the step; None for everything."""
+        __tracebackhide__ = True
         if within is None and step is None:
             return None
         nodes = [node for root in build_trees(from_sdk(self._among)) for _, node in root.walk()]
@@ -200,13 +208,15 @@ class Spans(Sequence["ReadableSpan"]):
             steps = [node for node in nodes if node.span.step is not None]
             around = [node for node in steps if node.span.step == step]
             if not around:
-                there = ", ".join(str(node.span.step) for node in steps) or "none"
-                raise UsageError(f"step={step}: the steps there are {there}")
+                there = name_some([str(node.span.step) for node in steps], _OFFERED)
+                raise UsageError(f"step={step}: the steps there are {there or 'none'}")
             found &= _ids_below(around)
         if within is not None:
-            around = [node for node in nodes if fnmatchcase(node.span.fqn or "", within)]
+            around = [node for node in nodes if fits(node.span.fqn, within)]
             if not around:
-                there = ", ".join(dict.fromkeys(n.span.template for n in nodes if n.span.template))
+                there = name_some(
+                    list(dict.fromkeys(n.span.template for n in nodes if n.span.template)), _OFFERED
+                )
                 raise UsageError(f"no module that ran fits {within!r}: there are {there or 'none'}")
             found &= _ids_below(around)
         return found
@@ -226,10 +236,13 @@ def _as_dict(span: Span) -> dict[str, Any]:
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "parent_id": span.parent_id,
+        "kind": span.kind,
+        "scope": span.scope,
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
         "attributes": dict(span.attributes),
         "failed": span.failed,
+        "status_message": span.status_message,
         "events": [
             {
                 "name": event.name,
@@ -242,5 +255,12 @@ def _as_dict(span: Span) -> dict[str, Any]:
             }
             for event in span.events
         ],
-        "links": [{"trace_id": link.trace_id, "span_id": link.span_id} for link in span.links],
+        "links": [
+            {
+                "trace_id": link.trace_id,
+                "span_id": link.span_id,
+                "attributes": dict(link.attributes),
+            }
+            for link in span.links
+        ],
     }

@@ -6,15 +6,16 @@ import difflib
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from otel_modtrack.testing.asked import check_text
 from otel_modtrack.usage import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ["explain", "parse"]
+__all__ = ["explain", "leave_out", "parse", "to_depth"]
 
 _AROUND: Final = 2  # lines alike that are shown next to one that is not
-_COMPARED: Final = 2_000  # lines, from the first that is not alike
+_COMPARED: Final = 400  # lines, from the first that is not alike
 _SHOWN: Final = 60
 
 _Marked = tuple[str, str]  # " ", "-" or "+", and the line
@@ -24,19 +25,52 @@ def parse(text: str) -> list[str]:
     """The lines of a tree, without the indentation that they have in common and empty ones.
 
     Raises:
-        UsageError: if a line is not indented by two spaces a level.
+        UsageError: if it is no text, or a line is not indented by two spaces a level.
     """
+    __tracebackhide__ = True
+    check_text("a tree", text)
     lines = [line.rstrip() for line in textwrap.dedent(text).splitlines() if line.strip()]
     deepest = 0
     for number, line in enumerate(lines, 1):
-        indent = len(line) - len(line.lstrip())
-        if indent % 2 or indent > deepest or "\t" in line[:indent]:
+        indent = _indent(line)
+        if line[:indent].strip(" "):
+            raise UsageError(
+                f"the tree's line {number}, {line.strip()!r}, is indented by something else than"
+                " spaces: two of them a level are wanted"
+            )
+        if indent % 2 or indent > deepest:
             raise UsageError(
                 f"the tree's line {number}, {line.strip()!r}, is indented by {indent} spaces:"
                 " two a level are wanted, and at most one level more than the line before"
             )
         deepest = indent + 2
     return lines
+
+
+def leave_out(lines: Sequence[str], at: Collection[int]) -> list[str]:
+    """The lines without some that others are indented under; these move to the left.
+
+    Args:
+        lines: of a tree.
+        at: which ones. Such a line stays where nothing is indented under it.
+    """
+    kept = []
+    around: list[int] = []  # indentation of the lines left out that a line is under
+    for number, line in enumerate(lines):
+        indent = _indent(line)
+        while around and around[-1] >= indent:
+            around.pop()
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if number in at and _indent(following) > indent:
+            around.append(indent)
+        else:
+            kept.append(line[2 * len(around) :])
+    return kept
+
+
+def to_depth(lines: Sequence[str], depth: int | None) -> list[str]:
+    """The outermost levels; all if `depth` is None."""
+    return [line for line in lines if depth is None or _indent(line) < 2 * depth]
 
 
 def explain(wanted: Sequence[str], found: Sequence[str]) -> str:
@@ -50,7 +84,7 @@ def explain(wanted: Sequence[str], found: Sequence[str]) -> str:
     """
     if list(wanted) == list(found):
         return ""
-    marked = _compare(wanted, found)
+    marked, is_whole = _compare(wanted, found)
     shown = sorted(_worth_showing(marked))
     lines = []
     last = -1
@@ -71,23 +105,29 @@ def explain(wanted: Sequence[str], found: Sequence[str]) -> str:
         for count, what in ((missing, "missing (-)"), (extra, "too many (+)"))
         if count
     ]
+    if not is_whole:
+        counts.append(f"in the first {_COMPARED} lines that were compared")
     return "\n".join([", ".join(counts), *lines])
 
 
-def _compare(wanted: Sequence[str], found: Sequence[str]) -> list[_Marked]:
-    """Both texts as one, in order."""
+def _compare(wanted: Sequence[str], found: Sequence[str]) -> tuple[list[_Marked], bool]:
+    """Both texts as one, in order, and whether that is all of them."""
     same = 0
     while same < min(len(wanted), len(found)) and wanted[same] == found[same]:
         same += 1
     marked = [(" ", line) for line in wanted[:same]]
-    # What is compared grows with the square of its length where lines repeat, as steps do.
+    # The time grows faster than with the square of the length where lines repeat, as steps do.
     old, new = wanted[same : same + _COMPARED], found[same : same + _COMPARED]
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    is_whole = max(len(wanted), len(found)) <= same + _COMPARED
+    codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    if not is_whole and len(codes) > 1 and codes[-1][0] != "equal":
+        codes.pop()  # what is alike to it may come later
+    for kind, i, j, k, m in codes:
         if kind == "equal":
             marked += [(" ", line) for line in old[i:j]]
         else:
             marked += [("-", line) for line in old[i:j]] + [("+", line) for line in new[k:m]]
-    return marked
+    return marked, is_whole
 
 
 def _worth_showing(marked: Sequence[_Marked]) -> set[int]:

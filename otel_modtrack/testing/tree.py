@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from otel_modtrack import semconv
 from otel_modtrack.sizes import render_size
-from otel_modtrack.testing.text import explain, parse
+from otel_modtrack.testing.asked import check_number
+from otel_modtrack.testing.text import explain, leave_out, parse, to_depth
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.model import build_trees, sum_collectives
 from otel_modtrack.view.reader import from_sdk
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_modtrack.testing.golden import Golden
-    from otel_modtrack.view.model import Collectives, Node, Span
+    from otel_modtrack.view.model import Collectives, Span
 
 __all__ = ["Tree", "assert_tree_equals"]
 
 
 def assert_tree_equals(found: str, text: str) -> None:
     """Assert that a tree which came as text, as from another process, is `text`.
+
+    Runs of the autograd engine may be left out, as for `Tree.assert_equals`.
 
     Args:
         found: what `Tree.render` gave there.
@@ -35,7 +38,14 @@ def assert_tree_equals(found: str, text: str) -> None:
         UsageError: if a text is not indented properly.
     """
     __tracebackhide__ = True
-    _compare(parse(text), parse(found))
+    lines = parse(found)
+    runs = [at for at, line in enumerate(lines) if line.strip() == semconv.BACKWARD_SPAN]
+    wanted = parse(text)
+    _compare(wanted, lines if _has_runs(wanted) else leave_out(lines, runs))
+
+
+def _has_runs(wanted: list[str]) -> bool:
+    return any(line.strip() == semconv.BACKWARD_SPAN for line in wanted)
 
 
 def _compare(wanted: list[str], found: list[str]) -> None:
@@ -97,7 +107,10 @@ class Tree:
         Raises:
             UsageError: if `depth` is not a number of levels.
         """
-        return "\n".join(self._lines(depth, collectives=collectives, call_index=call_index))
+        __tracebackhide__ = True
+        _check_depth(depth)
+        lines, _ = self._lines(collectives=collectives, call_index=call_index)
+        return "\n".join(to_depth(lines, depth))
 
     def assert_equals(
         self,
@@ -124,9 +137,11 @@ class Tree:
         """
         __tracebackhide__ = True
         wanted = parse(text)
-        runs = any(line.strip() == semconv.BACKWARD_SPAN for line in wanted)
-        found = self._lines(depth, collectives=collectives, call_index=call_index, runs=runs)
-        _compare(wanted, found)
+        _check_depth(depth)
+        lines, runs = self._lines(collectives=collectives, call_index=call_index)
+        if not _has_runs(wanted):
+            lines = leave_out(lines, runs)
+        _compare(wanted, to_depth(lines, depth))
 
     def assert_golden(
         self,
@@ -154,33 +169,31 @@ class Tree:
         text = self.render(depth=depth, collectives=collectives, call_index=call_index)
         if self._golden is None:
             raise UsageError("assert_golden() is for trees of a capture: modtrack.tree")
-        self._golden.check("tree", f"{name}.txt", text)
+        self._golden.check("tree", name, ".txt", text)
 
-    def _lines(
-        self, depth: int | None, *, collectives: bool, call_index: bool, runs: bool = True
-    ) -> list[str]:
-        if depth is not None and (not isinstance(depth, int) or depth < 1):
-            raise UsageError(f"depth is a number of levels, 1 or more, not {depth!r}")
-        lines = []
+    def _lines(self, *, collectives: bool, call_index: bool) -> tuple[list[str], set[int]]:
+        """All lines, and which of them are of runs of the engine that say nothing else."""
+        lines: list[str] = []
+        runs: set[int] = set()
         for root in self._roots:
             levels: list[int] = []  # of what is in each node of the path
             for at, node in root.walk():
                 del levels[at:]
                 level = levels[-1] if levels else 0
-                label = _label(node.span, collectives=collectives, call_index=call_index)
-                shown = (node.span.trace_id, node.span.span_id) in self._shown
-                if shown and not runs and _is_plain_run(node, label):
-                    shown = False
-                if shown and (depth is None or level < depth):
+                is_shown = (node.span.trace_id, node.span.span_id) in self._shown
+                if is_shown:
+                    label = _label(node.span, collectives=collectives, call_index=call_index)
+                    if label == semconv.BACKWARD_SPAN and node.span.category == "backward":
+                        runs.add(len(lines))
                     lines.append("  " * level + label)
-                levels.append(level + shown)
-        return lines
+                levels.append(level + is_shown)
+        return lines, runs
 
 
-def _is_plain_run(node: Node, label: str) -> bool:
-    """Whether it is a run of the engine of which there is nothing to say but what is in it."""
-    is_plain = label == semconv.BACKWARD_SPAN and node.span.category == "backward"
-    return is_plain and bool(node.children)
+def _check_depth(depth: int | None) -> None:
+    __tracebackhide__ = True
+    if depth is not None:
+        check_number("depth is a number of levels", depth, least=1)
 
 
 def _label(span: Span, *, collectives: bool, call_index: bool) -> str:
@@ -191,7 +204,8 @@ def _label(span: Span, *, collectives: bool, call_index: bool) -> str:
         text += "!"
     if collectives and (launched := sum_collectives([span])):
         text += "  " + ", ".join(_describe(one) for one in launched)
-    return text
+    # A name may have several lines, or none.
+    return " ".join(line.strip() for line in text.splitlines()) or "(no name)"
 
 
 def _describe(one: Collectives) -> str:

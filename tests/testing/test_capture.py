@@ -145,8 +145,10 @@ def test_what_is_no_provider_of_the_sdk(modtrack: Capture) -> None:
         modtrack.use(trace.ProxyTracerProvider())
     assert str(raised.value) == (
         "modtrack wants an opentelemetry.sdk.trace.TracerProvider,"
-        " not opentelemetry.trace.ProxyTracerProvider"
+        " not opentelemetry.trace.ProxyTracerProvider; set the global one first"
     )
+    with pytest.raises(UsageError, match=r"TracerProvider, not builtins\.str$"):
+        modtrack.use("mine")  # type: ignore[arg-type]
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +178,63 @@ def test_the_resource_is_the_providers(modtrack: Capture) -> None:
     with modtrack.track():
         nn.Linear(2, 2)(X)
     assert modtrack.spans.select("Linear").one().resource is resource
+
+
+def test_a_tracker_of_another_provider_is_on(modtrack: Capture, provider: TracerProvider) -> None:
+    """All spans would go there, and a budget would pass without having seen one."""
+    with ModTracker(tracer_provider=provider) as outer:
+        with pytest.raises(UsageError, match=r"modtrack\.use\(provider\), or leave the tracker$"):
+            modtrack.track().__enter__()
+        modtrack.use(provider)
+        with modtrack.track():
+            nn.Linear(2, 2)(X)
+        del outer
+    modtrack.tree.assert_equals("forward Linear")
+
+
+def test_a_tracker_without_a_provider_is_on(modtrack: Capture) -> None:
+    """It takes no spans away."""
+    with ModTracker(), modtrack.track():
+        nn.Linear(2, 2)(X)
+    modtrack.tree.assert_equals("forward Linear")
+
+
+def test_a_tracker_of_the_provider_before(modtrack: Capture, provider: TracerProvider) -> None:
+    """What it records is captured still."""
+    with modtrack.track():
+        modtrack.use(provider)
+        with modtrack.track():
+            nn.Linear(2, 2)(X)
+    modtrack.tree.assert_equals("forward Linear")
+
+
+# -- what is running -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("within", ["step", "module"])
+def test_while_it_runs(modtrack: Capture, within: str) -> None:
+    """The spans of a step or a module come when it ends: nothing is asserted before."""
+
+    class Asserting(nn.Module):
+        def forward(self, x: Any) -> Any:
+            nn.Linear(2, 2)(x)
+            with pytest.raises(UsageError) as raised:
+                modtrack.assert_budget(spans=0)
+            assert str(raised.value) == (
+                "modtrack.select(): a step or a module is still running here, and its spans come"
+                " when it ends; assert after it"
+            )
+            return x
+
+    with modtrack.track() as tracker:
+        if within == "module":
+            Asserting()(X)
+        else:
+            with tracker.step(0):
+                nn.Linear(2, 2)(X)
+                with pytest.raises(UsageError, match=r"^modtrack\.tree: a step or a module is"):
+                    modtrack.tree.assert_equals("")
+        modtrack.select(type="Linear").assert_count(1)
 
 
 # -- what is left --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from inspect import cleandoc
 
 import pytest
@@ -97,14 +98,33 @@ def test_nothing_recorded() -> None:
 
 
 def test_everything_differs() -> None:
-    """Sixty lines are shown, and the rest is counted, in little time for 20,000 lines."""
+    """Sixty lines are shown, and the rest is counted, of as many as are compared."""
     wanted = [f"forward A.{i}" for i in range(20_000)]
     found = [f"forward B.{i}" for i in range(20_000)]
     lines = explain(wanted, found).splitlines()
-    assert lines[0] == "2000 lines missing (-), 2000 lines too many (+)"
+    assert lines[0] == (
+        "400 lines missing (-), 400 lines too many (+), in the first 400 lines that were compared"
+    )
     assert lines[1] == "- forward A.0"
     assert len(lines) == 62
-    assert lines[-1] == "  … and 3940 more lines that differ"
+    assert lines[-1] == "  … and 740 more lines that differ"
+
+
+def test_many_steps_that_are_alike_and_differ_from_the_expected() -> None:
+    """They take little time, and the end of what is compared counts for nothing."""
+    step = ["train_step", *(f"  forward A.{i}" for i in range(5))]
+    begun = time.process_time()
+    lines = explain((step[:3] + step[4:]) * 4_000, step * 4_000).splitlines()
+    assert time.process_time() - begun < 5
+    # 400 lines have 66 steps and 4 lines of the next, of which the third was not expected.
+    assert lines[0] == "67 lines too many (+), in the first 400 lines that were compared"
+    assert lines[1:6] == [
+        "  train_step",
+        "    forward A.0",
+        "    forward A.1",
+        "+   forward A.2",
+        "    forward A.3",
+    ]
 
 
 def test_alike() -> None:

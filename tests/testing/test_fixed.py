@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import time
@@ -118,6 +119,16 @@ def test_it_is_too_late(modtrack: Capture, when: str) -> None:
         modtrack.fix_clock_and_ids()
 
 
+def test_a_span_that_is_open(modtrack: Capture) -> None:
+    """It would begin by the one clock, and end by the other."""
+    with (
+        modtrack.provider.get_tracer("mine").start_as_current_span("request"),
+        pytest.raises(UsageError, match=r"comes before the span that is open"),
+    ):
+        modtrack.fix_clock_and_ids()
+    assert modtrack.spans[0].end_time > 1_500_000_000_000_000_000
+
+
 def test_another_provider_comes_before(modtrack: Capture, provider: TracerProvider) -> None:
     """Its ids would not be fixed."""
     modtrack.fix_clock_and_ids()
@@ -163,6 +174,24 @@ def test_golden_export(tmp_path: Path) -> None:
     text = (tmp_path / "export.json").read_text()
     assert '"exception.type": "RuntimeError"' in text
     assert "stacktrace" not in text
+    first, failed = json.loads(text)
+    assert list(first) == [
+        "name",
+        "trace_id",
+        "span_id",
+        "parent_id",
+        "kind",
+        "scope",
+        "start_ns",
+        "end_ns",
+        "attributes",
+        "failed",
+        "status_message",
+        "events",
+        "links",
+    ]
+    assert (first["kind"], first["scope"], first["status_message"]) == (1, "otel_modtrack", "")
+    assert "shapes cannot be multiplied" in failed["status_message"]
     run(update=False, calls=1)
     with pytest.raises(AssertionError) as raised:
         run(update=False, calls=2)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from otel_modtrack import ModTracker
 from otel_modtrack.usage import UsageError
 from tests.testing.models import Net, Reducing, X, train
 
@@ -133,9 +134,59 @@ def test_not_looked_at(modtrack: Capture) -> None:
     with pytest.raises(UsageError) as raised:
         modtrack.collectives.assert_count(0)
     assert str(raised.value) == (
-        "modtrack.collectives: they were not looked at; leave collectives='off' out of"
-        " modtrack.track()"
+        "modtrack.collectives: they were not looked at; leave collectives='off' out of the tracker"
     )
+
+
+def test_not_looked_at_by_the_users_tracker(modtrack: Capture) -> None:
+    """Whoever entered it; one that looks is enough."""
+    with ModTracker(tracer_provider=modtrack.provider, collectives="off"):
+        nn.Linear(2, 2)(X)
+    with pytest.raises(UsageError, match=r"they were not looked at"):
+        modtrack.collectives.assert_count(0)
+    with ModTracker(tracer_provider=modtrack.provider):
+        nn.Linear(2, 2)(X)
+    modtrack.collectives.assert_count(0)
+
+
+def test_no_module_ran(modtrack: Capture, group: None) -> None:
+    """What the user's tracker saw outside of modules is counted."""
+    with ModTracker(tracer_provider=modtrack.provider) as tracker:
+        dist.all_reduce(torch.ones(2))
+        modtrack.collectives.assert_size(8)
+        modtrack.clear()
+        with tracker.step(0):
+            pass
+        modtrack.collectives.assert_count(0)
+
+
+def test_no_tracker_was_on(modtrack: Capture) -> None:
+    """A span of the user's own is none of a tracker's: nobody has looked."""
+    with modtrack.provider.get_tracer("mine").start_as_current_span("request"):
+        nn.Linear(2, 2)(X)
+    modtrack.tree.assert_equals("request")
+    with pytest.raises(UsageError, match=r"^modtrack\.collectives: nothing was tracked yet"):
+        modtrack.collectives.assert_count(0)
+    with pytest.raises(UsageError, match=r"^modtrack\.collectives: nothing was tracked yet"):
+        modtrack.assert_budget(phase="forward", collectives=0)
+
+
+def test_while_a_step_is_open(modtrack: Capture, group: None) -> None:
+    """Launches are counted at once, unlike spans."""
+    with modtrack.track() as tracker, tracker.step(0):
+        dist.all_reduce(torch.ones(2))
+        assert modtrack.collectives.size == 8
+
+
+@pytest.mark.parametrize("what", ["assert_count", "assert_at_most", "assert_size"])
+@pytest.mark.parametrize("number", ["1", -1, 1.5])
+def test_what_is_no_number(modtrack: Capture, what: str, number: object) -> None:
+    """It is refused, and not compared."""
+    with modtrack.track():
+        pass
+    with pytest.raises(UsageError) as raised:
+        getattr(modtrack.collectives, what)(number)
+    assert str(raised.value) == f"{what}() wants a whole number, 0 or more, not {number!r}"
 
 
 def test_none(modtrack: Capture) -> None:

@@ -165,6 +165,30 @@ def test_golden(pytester: pytest.Pytester) -> None:
     )
 
 
+ONE_NAME = """
+@pytest.mark.parametrize("calls", [1, 2])
+def test_my_model(modtrack, calls):
+    with modtrack.track(model):
+        for _ in range(calls):
+            model(x)
+    modtrack.tree.assert_golden("my_model")
+"""
+
+
+def test_two_tests_that_write_one_golden_file(pytester: pytest.Pytester) -> None:
+    """That they cannot both pass from then on is told; one alone is fine."""
+    path = pytester.path / "golden" / "my_model.txt"
+    told = "modtrack: tests that differ wrote it, and all but one will fail: give each a name of *"
+    result = run(pytester, ONE_NAME, "--modtrack-update")
+    result.stdout.fnmatch_lines([f"modtrack: wrote {path}", told], consecutive=True)
+    result = run(pytester, ONE_NAME, "--modtrack-update", "-k", "2")
+    result.stdout.no_fnmatch_line("modtrack: *")
+    path.unlink()
+    result = run(pytester, ONE_NAME, "--modtrack-update", "-k", "2")
+    result.stdout.fnmatch_lines(f"modtrack: wrote {path}")
+    result.stdout.no_fnmatch_line("modtrack: tests that differ*")
+
+
 def test_an_unknown_option(pytester: pytest.Pytester) -> None:
     """pytest refuses it, and lists ours."""
     result = run(pytester, PASSING, "--modtrack-updates")
@@ -256,3 +280,16 @@ def test_without_the_sdk() -> None:
         " it with pip install 'otel_modtrack[otlp]'\n"
     )
     assert run_python(program.format("torch")).startswith("ModuleNotFoundError No module")
+
+
+def test_the_fixture_without_the_sdk(pytester: pytest.Pytester) -> None:
+    """The same sentence, and no lines of ours."""
+    pytester.makepyfile("def test_it(modtrack): pass")
+    program = (
+        "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+        f"import pytest; sys.exit(pytest.main({[*WITHOUT, '-q']!r}))"
+    )
+    result = pytester.run(sys.executable, "-c", program)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines("E *UsageError: otel_modtrack.testing wants opentelemetry-sdk, *")
+    result.stdout.no_fnmatch_line("*_PLACES*")

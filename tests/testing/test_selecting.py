@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
+import otel_modtrack
 from otel_modtrack.usage import UsageError
 from tests.testing.models import Net, train
 
@@ -48,6 +49,22 @@ def test_by_fqn(trained: Capture) -> None:
     ]
     assert len(one_step.select("Net*")) == 10
     assert not one_step.select("encoder")
+
+
+def test_a_star_alone(trained: Capture) -> None:
+    """It is everything that has an fqn, not steps, optimizers, runs of the engine, own spans."""
+    assert len(trained.select("*")) == 20
+    trained.assert_budget("*", spans=20)
+    trained.select(phase="other").select("*").assert_count(0)
+
+
+def test_an_fqn_that_looks_like_a_pattern(modtrack: Capture) -> None:
+    """It is found under its own name."""
+    with modtrack.track(), otel_modtrack.region("loss[0]"), otel_modtrack.region("part?"):
+        pass
+    modtrack.select("loss[[]0]").assert_count(1)
+    modtrack.select("loss[0]").assert_count(1)
+    modtrack.assert_budget("loss[0]", spans=2)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +178,57 @@ def test_budget(trained: Capture) -> None:
     assert str(refused.value) == (
         "assert_budget() wants a limit: spans=, collectives= or size_bytes="
     )
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"spans": "3"}, "assert_budget(spans=...) is a whole number, 0 or more, not '3'"),
+        ({"spans": -1}, "assert_budget(spans=...) is a whole number, 0 or more, not -1"),
+        (
+            {"size_bytes": 0.5},
+            "assert_budget(size_bytes=...) is a whole number, 0 or more, not 0.5",
+        ),
+        (
+            {"phase": "step", "collectives": 0},
+            "phase='step': a budget is for forward, backward, recompute, optimizer, or for all",
+        ),
+        ({"fqn": nn.ReLU(), "spans": 0}, "fqn is a text, not ReLU"),
+    ],
+)
+def test_a_budget_that_is_none(trained: Capture, how: dict[str, Any], message: str) -> None:
+    """One sentence says what a budget is."""
+    with pytest.raises(UsageError) as raised:
+        trained.assert_budget(**how)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("number", ["3", -1, None])
+def test_a_count_that_is_none(trained: Capture, number: Any) -> None:
+    """It is refused, and not compared."""
+    for use in (trained.spans.assert_count, trained.spans.assert_at_most):
+        with pytest.raises(UsageError) as raised:
+            use(number)
+        assert str(raised.value) == (
+            f"{use.__name__}() wants a whole number, 0 or more, not {number!r}"
+        )
+
+
+def test_a_module_in_place_of_its_name(trained: Capture) -> None:
+    """Names are wanted."""
+    for use in (trained.select, trained.collectives.select):
+        with pytest.raises(UsageError, match=r"^fqn is a text, not ReLU$"):
+            use(nn.ReLU())
+
+
+def test_many_steps(modtrack: Capture) -> None:
+    """A message names twenty of them."""
+    with modtrack.track() as tracker:
+        for number in range(22):
+            with tracker.step(number):
+                pass
+    with pytest.raises(UsageError, match=r"the steps there are 0, 1, .*, 19, and 2 more$"):
+        modtrack.select(step=22)
 
 
 def test_two_models(modtrack: Capture) -> None:

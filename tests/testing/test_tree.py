@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -186,16 +186,94 @@ def test_a_tree_of_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indent", "spaces"), [(" ", 1), ("    ", 4), ("\t\t", 2)], ids=["odd", "two levels", "tabs"]
+    ("indent", "said"),
+    [
+        (" ", "1 spaces: two a level are wanted, and at most one level more than the line before"),
+        (
+            "    ",
+            "4 spaces: two a level are wanted, and at most one level more than the line before",
+        ),
+        ("\t\t", "something else than spaces: two of them a level are wanted"),
+    ],
+    ids=["odd", "two levels", "tabs"],
 )
-def test_a_text_that_is_not_indented_properly(indent: str, spaces: int) -> None:
+def test_a_text_that_is_not_indented_properly(indent: str, said: str) -> None:
     """It says which line, and what is wanted."""
     with pytest.raises(UsageError) as raised:
         Tree([]).assert_equals(f"forward A\n{indent}forward A.b")
-    assert str(raised.value) == (
-        f"the tree's line 2, 'forward A.b', is indented by {spaces} spaces: two a level are wanted,"
-        " and at most one level more than the line before"
+    assert str(raised.value) == f"the tree's line 2, 'forward A.b', is indented by {said}"
+
+
+@pytest.mark.parametrize("text", [None, 3, ["forward A"]])
+def test_what_is_no_text(text: Any) -> None:
+    """It is refused, whichever of the two it is."""
+    for use in (
+        lambda: Tree([]).assert_equals(text),
+        lambda: assert_tree_equals("forward A", text),
+        lambda: assert_tree_equals(text, "forward A"),
+    ):
+        with pytest.raises(UsageError, match=rf"^a tree is a text, not {type(text).__name__}$"):
+            use()
+
+
+def test_runs_of_the_engine_in_a_tree_of_another_process(modtrack: Capture) -> None:
+    """They may be left out of the expected text there, too; one with nothing in it may not."""
+    net = Net()
+    with modtrack.track(net):
+        train(net)
+    found = modtrack.tree.render()
+    assert "\nbackward\n  backward Net\n    backward Net.head\n" in found
+    wanted = """
+        forward Net
+          forward Net.encoder
+            forward Net.encoder.0
+            forward Net.encoder.1
+          forward Net.head
+        backward Net
+          backward Net.head
+          backward Net.encoder
+            backward Net.encoder.1
+            backward Net.encoder.0
+    """
+    assert_tree_equals(found, wanted)
+    assert_tree_equals(found, WHOLE)
+    assert_tree_equals(
+        "train_step\n  backward\n    backward A\n  B", "train_step\n  backward A\n  B"
     )
+    with pytest.raises(AssertionError, match=r": 1 line too many \(\+\)\n[^+]*\n\+ backward$"):
+        assert_tree_equals(f"{found}\nbackward", wanted)
+
+
+def test_a_run_of_the_engine_alone_is_not_left_out(modtrack: Capture) -> None:
+    """Where what is in it is not selected, it is all that there is to see."""
+    with modtrack.track():
+        train(nn.Linear(2, 2))
+    run = modtrack.select(name="backward").tree
+    run.assert_equals("backward")
+    with pytest.raises(AssertionError, match=r": 1 line too many \(\+\)\n\+ backward$"):
+        run.assert_equals("")
+
+
+def test_a_span_of_the_users_that_is_called_backward(modtrack: Capture) -> None:
+    """It is no run of the engine, and has to be expected."""
+    layer = nn.Linear(2, 2)
+    with modtrack.track(layer):
+        out = layer(X).sum()
+        with modtrack.provider.get_tracer("mine").start_as_current_span("backward"):
+            out.backward()
+    with pytest.raises(AssertionError, match=r"\n\+ backward\n"):
+        modtrack.tree.assert_equals("forward Linear\nbackward Linear")
+
+
+def test_names_that_are_not_one_line(modtrack: Capture) -> None:
+    """Whatever a span of the user's is called, its line can be written down."""
+    tracer = modtrack.provider.get_tracer("mine")
+    for name in ("SELECT *\n  FROM runs", " trailing ", "", "two  spaces"):
+        with tracer.start_as_current_span(name):
+            pass
+    text = "SELECT * FROM runs\ntrailing\n(no name)\ntwo  spaces"
+    assert str(modtrack.tree) == text
+    modtrack.tree.assert_equals(text)
 
 
 @pytest.mark.parametrize("depth", [0, "1"])
