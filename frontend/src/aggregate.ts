@@ -62,6 +62,8 @@ export function sumPaths(state: State): PathNode[] {
         node.width = node.self + node.children.reduce((sum, child) => sum + child.width, 0);
     }
     place(roots, 0);
+    // Parents come last since the order was turned.
+    for (const node of nodes.reverse()) place(node.children, node.left);
     return roots;
 }
 
@@ -69,7 +71,6 @@ function place(siblings: PathNode[], left: number): void {
     siblings.sort((one, other) => other.width - one.width);
     for (const node of siblings) {
         node.left = left;
-        place(node.children, left);
         left += node.width;
     }
 }
@@ -92,9 +93,19 @@ export function sumModules(state: State, by: "template" | "fqn"): ModuleRow[] {
     const keyOf = (span: number) =>
         by === "template" ? trace.name[span]! : trace.kind[span]! * strings + trace.fqn[span]!;
     const rows = new Map<number, ModuleRow>();
+    // The way down to the span that is looked at, and how many on it are of each row.
+    const path: number[] = [];
+    const open = new Map<number, number>();
+    const count = (span: number, change: number) => {
+        if (state.isInScope(span)) open.set(keyOf(span), (open.get(keyOf(span)) ?? 0) + change);
+    };
     for (const span of trace.walk) {
-        if (!state.isInScope(span)) continue;
+        while (path.length && path[path.length - 1] !== trace.parent[span]) count(path.pop()!, -1);
         const key = keyOf(span);
+        const isWithin = (open.get(key) ?? 0) > 0;
+        path.push(span);
+        count(span, 1);
+        if (!state.isInScope(span)) continue;
         let row = rows.get(key);
         if (row === undefined) {
             const label = by === "template" ? trace.nameOf(span) : trace.moduleOf(span);
@@ -104,11 +115,7 @@ export function sumModules(state: State, by: "template" | "fqn"): ModuleRow[] {
         row.calls++;
         row.self += trace.self[span]!;
         if (trace.duration[span]! > trace.duration[row.longest]!) row.longest = span;
-        let above = trace.parent[span]!;
-        while (above >= 0 && (keyOf(above) !== key || !state.isInScope(above))) {
-            above = trace.parent[above]!;
-        }
-        if (above < 0) row.total += trace.duration[span]!;
+        if (!isWithin) row.total += trace.duration[span]!;
     }
     return [...rows.values()];
 }

@@ -87,9 +87,12 @@ function connectTabs(): void {
 
 function connectProcesses(app: App): void {
     const list = get<HTMLSelectElement>("process");
-    app.trace.processes.forEach(({ label }, index) =>
-        list.append(new Option(label, String(index))),
-    );
+    const { processes } = app.trace;
+    processes.forEach(({ label }, index) => {
+        const isDouble = processes.filter((other) => other.label === label).length > 1;
+        const name = isDouble ? app.trace.processName(index) : label;
+        list.append(new Option(name, String(index)));
+    });
     list.addEventListener("change", () => app.state.setScope({ process: Number(list.value) }));
 }
 

@@ -10,8 +10,9 @@ export function showHead(state: State, showFailed: () => void): void {
     const { trace } = state;
     get("service").textContent = trace.title;
     get("version").textContent = trace.version;
-    const ranks = trace.processes.filter(({ rank }) => rank !== null).length;
-    const others = trace.processes.length - ranks;
+    const told = trace.processes.flatMap(({ rank }) => (rank === null ? [] : [rank]));
+    const ranks = new Set(told).size;
+    const others = trace.processes.length - told.length;
     const facts = [
         ranks ? plural(ranks, "rank") : "",
         others ? (others === 1 ? "1 process" : `${count(others)} processes`) : "",

@@ -74,19 +74,8 @@ export class LaneBar {
         this.bar.scrollTop = scrollTop;
     }
 
-    /** `rank 1  demo · 1,234 spans`, and the file where that is needed to tell two apart. */
     private name(index: number): string {
-        const { processes } = this.state.trace;
-        const process = processes[index]!;
-        const isDouble = processes.some(
-            (other) => other !== process && other.label === process.label,
-        );
-        const parts = [
-            process.label,
-            process.service !== process.label ? process.service : "",
-            isDouble ? process.source : "",
-            plural(this.timeline.lanes.all[index]!.count, "span"),
-        ];
-        return parts.filter(Boolean).join(" · ");
+        const { count } = this.timeline.lanes.all[index]!;
+        return `${this.state.trace.processName(index)} · ${plural(count, "span")}`;
     }
 }

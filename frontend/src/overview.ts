@@ -35,9 +35,7 @@ function line(text: string, value: string, act: () => void): HTMLElement {
 function slowest(state: State, go: (span: number) => void): HTMLElement {
     const { trace } = state;
     const list = make("ul", { class: "links short" });
-    const periods = trace.periods
-        .map((period) => ({ ...period, duration: period.end - period.start }))
-        .sort((one, other) => other.duration - one.duration);
+    const periods = [...trace.periods].sort((one, other) => other.duration - one.duration);
     const what = trace.hasSteps ? "step" : "trace";
     for (const period of periods.slice(0, SHOWN_STEPS)) {
         const text = `${what} ${period.label}`;
@@ -59,7 +57,9 @@ function errors(state: State, go: (span: number) => void): HTMLElement {
         if (!trace.failed[span]) continue;
         if (failed < SHOWN_ERRORS) {
             list.append(
-                line(`! ${trace.labelOf(span)}`, duration(trace.start[span]!), () => go(span)),
+                line(`! ${trace.labelOf(span)}`, `at ${duration(trace.start[span]!)}`, () =>
+                    go(span),
+                ),
             );
         }
         failed++;

@@ -7,6 +7,8 @@ export interface Period {
     readonly label: string;
     start: number;
     end: number;
+    /** Of a step, the longest on any rank: their clocks may differ. Of a trace, all of it. */
+    duration: number;
     /** The outermost spans: one for each process. */
     readonly spans: number[];
 }
@@ -27,7 +29,7 @@ class Periods {
         const [start, end] = [this.trace.start[span]!, this.trace.end[span]!];
         let index = this.indexOf(key);
         if (index < 0) {
-            index = this.all.push({ label, start, end, spans: [] }) - 1;
+            index = this.all.push({ label, start, end, duration: 0, spans: [] }) - 1;
             this.known.set(key, index);
         }
         const period = this.all[index]!;
@@ -48,12 +50,16 @@ export function findSteps(trace: Trace, steps: [number, number][]): [Period[], I
     const seen = new Map<string, number>();
     const periodOf = new Int32Array(trace.count).fill(-1);
     for (const [span, number] of steps) {
-        // A job that was resumed has a step twice in a process.
-        const key = `${trace.process[span]} ${number}`;
+        // A job with several epochs, or that was resumed, has a step twice on a rank.
+        const { rank, service, source } = trace.processes[trace.process[span]!]!;
+        const key = `${number} ${rank ?? `${service} ${source}`}`;
         const turn = (seen.get(key) ?? 0) + 1;
         seen.set(key, turn);
         const label = turn === 1 ? `${number}` : `${number} (${turn})`;
-        periodOf[span] = periods.add(label, label, span);
+        const index = periods.add(label, label, span);
+        periodOf[span] = index;
+        const period = periods.all[index]!;
+        period.duration = Math.max(period.duration, trace.duration[span]!);
     }
     for (const span of trace.walk) {
         const parent = trace.parent[span]!;
@@ -70,6 +76,7 @@ export function findTraces(trace: Trace): [Period[], Int32Array] {
         const id = trace.traceId(span);
         periods.add(id, `${trace.labelOf(span)} ${id.slice(0, 8)}`, span);
     }
+    for (const period of periods.all) period.duration = period.end - period.start;
     const periodOf = new Int32Array(trace.count);
     return [periods.all, periodOf.map((_, span) => periods.indexOf(trace.traceId(span)))];
 }

@@ -16,11 +16,11 @@ export class Steps {
         private readonly show: (period: number) => void,
     ) {
         const { periods, hasSteps } = state.trace;
-        this.longest = periods.reduce((most, { start, end }) => Math.max(most, end - start), 1);
+        this.longest = periods.reduce((most, { duration }) => Math.max(most, duration), 1);
         const what = hasSteps ? "step" : "trace";
         this.list.append(make("option", { value: "-1" }, `All ${what}s (${periods.length})`));
-        periods.forEach(({ label, start, end }, period) => {
-            const text = `${what} ${label}, ${duration(end - start)}`;
+        periods.forEach(({ label, duration: took }, period) => {
+            const text = `${what} ${label}, ${duration(took)}`;
             this.list.append(make("option", { value: String(period) }, text));
         });
         this.list.addEventListener("change", () => this.choose(Number(this.list.value)));
@@ -72,9 +72,7 @@ export class Steps {
         const what = hasSteps ? "step" : "trace";
         this.bars.setAttribute(
             "aria-valuetext",
-            chosen
-                ? `${what} ${chosen.label}, ${duration(chosen.end - chosen.start)}`
-                : `all ${what}s`,
+            chosen ? `${what} ${chosen.label}, ${duration(chosen.duration)}` : `all ${what}s`,
         );
         const { clientWidth: width, clientHeight: height } = this.bars;
         const ratio = window.devicePixelRatio;
@@ -83,8 +81,8 @@ export class Steps {
         const ctx = this.bars.getContext("2d")!;
         ctx.scale(ratio, ratio);
         const pitch = this.pitch();
-        periods.forEach(({ start, end }, index) => {
-            const tall = Math.max(2, ((end - start) / this.longest) * (height - 4));
+        periods.forEach(({ duration: took }, index) => {
+            const tall = Math.max(2, (took / this.longest) * (height - 4));
             ctx.fillStyle = index === period ? palette.accent : palette.faint;
             ctx.globalAlpha = index === period ? 1 : 0.55;
             const wide = Math.max(1, pitch - 1);

@@ -261,6 +261,7 @@ export class Timeline extends Pane {
         this.forEachTick((x, text) => {
             ctx.fillStyle = this.palette.line;
             ctx.fillRect(Math.round(x), AXIS - 7, 1, 7);
+            if (x + 4 + this.ruler.width(ctx, text) > width) return;
             ctx.fillStyle = this.palette.faint;
             ctx.fillText(text, x + 4, AXIS - 8);
         });

@@ -189,6 +189,21 @@ export class Trace {
         return `${KINDS[this.kind[span]!]!.word} ${this.fqnOf(span)}`;
     }
 
+    /** `rank 1 · trainer`, and the file or a number where that is needed to tell two apart. */
+    processName(index: number): string {
+        const process = this.processes[index]!;
+        const { label, service, source } = process;
+        const doubles = this.processes.filter((other) => other.label === label);
+        const inFile = doubles.filter((other) => other.source === source);
+        const parts = [
+            label,
+            service !== label ? service : "",
+            inFile.length < doubles.length ? source : "",
+            inFile.length > 1 ? `#${inFile.indexOf(process) + 1}` : "",
+        ];
+        return parts.filter(Boolean).join(" · ");
+    }
+
     /** Wall time. */
     clock(ns: number): string {
         const at = this.epoch + BigInt(Math.round(ns));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -79,7 +80,7 @@ def sum_launches(roots: Iterable[Node], *, by: str, kept: Kept | None = None) ->
                 one.count += found.count
                 one.size_bytes += found.size_bytes
                 duration_s = event.attributes.get(semconv.COLLECTIVE_DURATION)
-                if isinstance(duration_s, float | int):
+                if isinstance(duration_s, float | int) and math.isfinite(duration_s):
                     one.duration_ns += duration_s * 1e9
                     one.timed += found.count
     return sorted(sums.values(), key=lambda one: (-one.size_bytes, -one.count, one.name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
@@ -18,7 +19,7 @@ from otel_modtrack.view.shows import show_collectives, show_diff, show_top, show
 from otel_modtrack.view.writing import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -59,14 +60,30 @@ def view_files(paths: Sequence[str], options: Options | None = None) -> None:
         written = []
         if options.exports:
             written = writer.write(select(trees, options.selection, source), faults)
+    text = content
     if isinstance(content, dict):
-        print(_as_document(content, shows, paths, options, faults))
-    elif content:
-        print(content)
-    if content and written and not options.as_json:
-        print()
-    for line in written:
-        print(line, file=sys.stderr if options.as_json else sys.stdout)
+        text = _as_document(content, shows, paths, options, faults)
+    with _named_stdout():
+        if text:
+            print(text)
+        if text and written and not options.as_json:
+            print()
+        for line in written:
+            print(line, file=sys.stderr if options.as_json else sys.stdout)
+        sys.stdout.flush()
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Turn the system's refusal to take more, as of a full disk, into ours."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to stdout: {error.strerror}; let it go to a file or a pipe with room"
+        ) from None
 
 
 _SHOW: Final = {TREE: show_tree, TOP: show_top, COLLECTIVES: show_collectives}

@@ -122,7 +122,9 @@ class Narrowing:
 
     def _why_nothing(self, modules: Sequence[str], phases: set[str]) -> str:
         if not phases:
-            there = join_some(modules, shown=6) if modules else "none"
-            return f"no module fits {' or '.join(self.modules)}: the modules there are {there}"
+            there = f"the modules there are {join_some(modules, shown=6)}"
+            if not modules:
+                there = "no span is of a module"
+            return f"no module fits {' or '.join(self.modules)}: {there}"
         there = ", ".join(phase for phase in PHASES if phase in phases)
         return f"no span fits {self.text}: the phases there are {there}"

@@ -12,17 +12,27 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack.linefile import LineFile, MalformedError
 from otel_modtrack.progress import Progress
 from otel_modtrack.usage import UsageError
+from otel_modtrack.view.faults import (
+    BAD_SPAN,
+    INCOMPLETE,
+    NO_OTLP,
+    SPREAD,
+    Fault,
+    name_file,
+    tell_why_nothing,
+)
 from otel_modtrack.view.model import Event, Link, Process, Span
+from otel_modtrack.view.otlpjson import read_attributes, read_id, read_kind, read_time
 from otel_modtrack.view.ranks import read_ranks, tell_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -30,37 +40,17 @@ if TYPE_CHECKING:
 __all__ = ["Fault", "TraceFile", "from_sdk", "read_files"]
 
 _STATUS_ERROR: Final = (2, "STATUS_CODE_ERROR")
-# As proto3's JSON may have them by name too.
-_KINDS: Final = {
-    f"SPAN_KIND_{name}": number
-    for number, name in enumerate(
-        ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
-    )
-}
+# What the query APIs of Jaeger and of Tempo put a request into, and Tempo's older one calls it.
+_WRAPPINGS: Final = ("result", "trace")
+_OLDER_NAME: Final = "batches"
+_NO_NAME: Final = "(no name)"
 _OTHER_SIGNALS: Final = frozenset({"resourceMetrics", "resourceLogs"})
 # What a malformed part raises while it is taken apart.
 _MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
 # Fewer bytes are read before anybody wonders.
 _WORTH_A_BAR_BYTES: Final = 16_000_000
 
-_NO_OTLP: Final = "no OTLP JSON"
 _BEGINNING: Final = b'{"resourceSpans"'
-_INCOMPLETE: Final = "incomplete: still being written, or its program was killed"
-
-
-@dataclass(slots=True)
-class Fault:
-    """Lines of a file that were skipped, in whole or in part, for one reason.
-
-    Attributes:
-        path: Of the file.
-        reason: In a few words.
-        lines: Their numbers, from 1.
-    """
-
-    path: str
-    reason: str
-    lines: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +88,8 @@ def read_files(paths: Sequence[str]) -> TraceFile:
         for file in files:
             reader.read(file)
     if not reader.spans:
-        raise UsageError(_why_nothing(paths, reader.faults))
+        raise UsageError(tell_why_nothing(paths, reader.faults, passed_over=reader.passed_over))
     return TraceFile(tell_ranks(reader.spans), reader.faults)
-
-
-def _why_nothing(paths: Sequence[str], faults: Sequence[Fault]) -> str:
-    shown = ", ".join(map(_shown, paths))
-    if faults and faults[0].reason == _NO_OTLP:
-        first = faults[0]
-        return (
-            f"{_shown(first.path)} is not a file of OTLP JSON lines: line {first.lines[0]} is no "
-            "object with resourceSpans; give a file that the OTLP JSON file exporter or the "
-            "Collector's file exporter wrote"
-        )
-    has = "have" if len(paths) > 1 else "has"
-    return f"{shown} {has} no spans; let the program that writes it finish, or flush it"
-
-
-def _shown(path: str) -> str:
-    return "stdin" if path == "-" else path
 
 
 class _Reader:
@@ -129,6 +102,7 @@ class _Reader:
     def __init__(self, progress: Progress | None) -> None:
         self.spans: list[Span] = []
         self.faults: list[Fault] = []
+        self.passed_over = False  # metrics or logs
         self._progress = progress
         self._done_bytes = 0  # of the files before
         self._path = ""
@@ -137,7 +111,7 @@ class _Reader:
 
     def read(self, file: LineFile) -> None:
         """Append a file's spans, and note what could not be read."""
-        self._path = _shown(file.path)
+        self._path = name_file(file.path)
         number = 0
         try:
             for number, line in file:
@@ -152,13 +126,21 @@ class _Reader:
     def _read_line(self, number: int, line: bytes, *, is_last: bool) -> None:
         try:
             request = json.loads(line)
-            # Jaeger's and Tempo's APIs answer with a request inside.
-            request = request.get("result", request)
-            if "resourceSpans" in request or not _OTHER_SIGNALS & set(request):
-                self._read_request(number, request)
+            for wrapping in _WRAPPINGS:
+                request = request.get(wrapping, request)
+            if _OLDER_NAME in request:
+                self._read_request(number, request[_OLDER_NAME])
+            elif "resourceSpans" in request or not _OTHER_SIGNALS & set(request):
+                self._read_request(number, request["resourceSpans"])
+            else:
+                self.passed_over = True
         except (*_MALFORMED, RecursionError):
             is_cut = is_last and (number > 1 or line.startswith(_BEGINNING))
-            self._note(_INCOMPLETE if is_cut else _NO_OTLP, number)
+            is_spread = line in {b"{", b"["}
+            self._note(
+                SPREAD if is_spread else INCOMPLETE if is_cut else NO_OTLP,
+                number,
+            )
 
     def _note(self, reason: str, number: int) -> None:
         for fault in self.faults:
@@ -168,58 +150,58 @@ class _Reader:
                 return
         self.faults.append(Fault(self._path, reason, [number]))
 
-    def _read_request(self, number: int, request: dict[str, Any]) -> None:
-        for resource_spans in request["resourceSpans"]:
-            process = self._process(resource_spans.get("resource", {}).get("attributes", ()))
-            for scope_spans in resource_spans.get("scopeSpans", ()):
-                scope = str(scope_spans.get("scope", {}).get("name", ""))
-                for span in scope_spans.get("spans", ()):
+    def _read_request(self, number: int, parts: list[dict[str, Any]]) -> None:
+        for part in parts:
+            process = self._process((part.get("resource") or {}).get("attributes") or ())
+            for scope_spans in part.get("scopeSpans") or ():
+                scope = str((scope_spans.get("scope") or {}).get("name") or "")
+                for span in scope_spans.get("spans") or ():
                     try:
                         self.spans.append(self._span(span, process, scope))
                     except _MALFORMED:
-                        self._note("a span that lacks what every span has", number)
+                        self._note(BAD_SPAN, number)
 
-    def _process(self, pairs: list[dict[str, Any]]) -> Process:
+    def _process(self, pairs: Iterable[dict[str, Any]]) -> Process:
         key = self._path, repr(pairs)
         if key not in self._processes:
             self._processes[key] = _make_process(self._shared(pairs), self._path)
         return self._processes[key]
 
     def _span(self, span: dict[str, Any], process: Process, scope: str) -> Span:
-        start_ns = int(span["startTimeUnixNano"])
+        start_ns = read_time(span["startTimeUnixNano"])
         parent_id = span.get("parentSpanId") or ""
         status = span.get("status") or {}
-        kind = span.get("kind", 1)
         return Span(
-            trace_id=span["traceId"].lower(),
-            span_id=span["spanId"].lower(),
-            parent_id="" if set(parent_id) == {"0"} else parent_id.lower(),
-            name=str(span["name"]),
+            trace_id=read_id(span["traceId"]),
+            span_id=read_id(span["spanId"]),
+            parent_id="" if set(parent_id) == {"0"} else read_id(parent_id),
+            # A field that is empty is left out.
+            name=str(span.get("name") or _NO_NAME),
             start_ns=start_ns,
             # A span that has not ended has 0 here.
-            end_ns=max(start_ns, int(span.get("endTimeUnixNano", 0))),
-            attributes=self._shared(span.get("attributes", ())),
+            end_ns=max(start_ns, read_time(span.get("endTimeUnixNano"))),
+            attributes=self._shared(span.get("attributes") or ()),
             failed=status.get("code") in _STATUS_ERROR,
-            status_message=str(status.get("message", "")),
-            kind=_KINDS.get(kind, 0) if isinstance(kind, str) else int(kind),
+            status_message=str(status.get("message") or ""),
+            kind=read_kind(span.get("kind")),
             scope=scope,
             process=process,
-            events=tuple(self._event(event) for event in span.get("events", ())),
+            events=tuple(self._event(event) for event in span.get("events") or ()),
             links=tuple(
                 Link(
-                    link["traceId"].lower(),
-                    link["spanId"].lower(),
-                    self._shared(link.get("attributes", ())),
+                    read_id(link["traceId"]),
+                    read_id(link["spanId"]),
+                    self._shared(link.get("attributes") or ()),
                 )
-                for link in span.get("links", ())
+                for link in span.get("links") or ()
             ),
         )
 
     def _event(self, event: dict[str, Any]) -> Event:
         return Event(
-            str(event.get("name", "")),
-            int(event.get("timeUnixNano", 0)),
-            self._shared(event.get("attributes", ())),
+            str(event.get("name") or ""),
+            read_time(event.get("timeUnixNano")),
+            self._shared(event.get("attributes") or ()),
         )
 
     def _shared(self, pairs: Iterable[dict[str, Any]]) -> Mapping[str, Any]:
@@ -227,7 +209,7 @@ class _Reader:
         key = repr(pairs)
         found = self._attributes.get(key)
         if found is None:
-            found = self._attributes[key] = {pair["key"]: _value(pair["value"]) for pair in pairs}
+            found = self._attributes[key] = read_attributes(pairs)
         return found
 
 
@@ -281,20 +263,3 @@ def _make_process(attributes: Mapping[str, Any], source: str) -> Process:
     rank, world_size = read_ranks(attributes) or (None, None)
     service = str(attributes.get("service.name", ""))
     return Process(service, rank, world_size, source, attributes)
-
-
-def _value(value: dict[str, Any]) -> object:
-    """Return the Python value of an OTLP AnyValue; None for one without a value."""
-    for kind, content in value.items():
-        if kind == "intValue":
-            return int(content)
-        if kind == "doubleValue":
-            return float(content)  # also "NaN" and "Infinity"
-        if kind == "arrayValue":
-            return tuple(_items(content))
-        return content
-    return None
-
-
-def _items(array: dict[str, Any]) -> Iterator[object]:
-    return (_value(item) for item in array.get("values", ()))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Line", "describe_part", "lay_out", "render_headline", "render_tree"]
 
 _HEADER: Final = (" total ms", "  self ms", " share", "span")
+# Deeper spans stand below one another, and have the number of their level.
+_DEEPEST: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +42,18 @@ class Line:
 
     Attributes:
         node: The span.
+        depth: Level in the tree, from 0.
         ancestry: For each level below the root, whether the span's ancestor there, or at last the
-            span itself, is the last of its siblings.
+            span itself, is the last of its siblings. Ends at the deepest level that is drawn.
         below: The span, and those in it that the depth cuts off.
         is_context: Whether the span is shown only because of what is in it.
     """
 
     node: Node
+    depth: int
     ancestry: tuple[bool, ...]
     below: Sequence[Node]
     is_context: bool
-
-    @property
-    def depth(self) -> int:
-        """Level in the tree, from 0."""
-        return len(self.ancestry)
 
     @property
     def hidden(self) -> int:
@@ -78,20 +77,21 @@ def lay_out(
         kept: What is shown of the trees; all if None.
     """
     for root in roots:
-        waiting: list[tuple[Node, tuple[bool, ...]]] = [(root, ())]
+        waiting: list[tuple[Node, int, tuple[bool, ...]]] = [(root, 0, ())]
         while waiting:
-            node, ancestry = waiting.pop()
+            node, level, ancestry = waiting.pop()
             if kept is not None and node not in kept.shown:
                 continue
             is_context = kept is not None and node not in kept.matching
             children = _shown(node, kept)
-            is_cut = depth is not None and len(ancestry) >= depth - 1 and bool(children)
+            is_cut = depth is not None and level >= depth - 1 and bool(children)
             below = [node, *_all_below(node, kept)] if is_cut else [node]
-            yield Line(node, ancestry, below, is_context)
-            if not is_cut:
-                waiting.extend(
-                    (child, (*ancestry, child is children[-1])) for child in reversed(children)
-                )
+            yield Line(node, level, ancestry, below, is_context)
+            if is_cut:
+                continue
+            for child in reversed(children):
+                drawn = (*ancestry, child is children[-1]) if level < _DEEPEST else ancestry
+                waiting.append((child, level + 1, drawn))
 
 
 def _shown(node: Node, kept: Kept | None) -> list[Node]:
@@ -141,6 +141,8 @@ def _branch(line: Line, *, colour: bool) -> str:
     if line.ancestry:
         indent += "└─ " if line.ancestry[-1] else "├─ "
     collectives = ", ".join(_launched(one) for one in line.collectives)
+    if line.depth > _DEEPEST:
+        indent += f"(level {line.depth + 1:,}) "
     return (
         paint(indent, DIM, colour=colour)
         + _label(line.node.span, is_context=line.is_context, colour=colour)

@@ -116,9 +116,10 @@ def _write(
 
 def _check_apart(exports: Mapping[str, str], inputs: Sequence[str]) -> None:
     """Refuse what would overwrite another file of this command."""
-    taken: dict[Path, str] = {Path(path).resolve(): "is read" for path in inputs if path != "-"}
+    # Not Path.resolve, which cannot bear links that go round in a ring.
+    taken = {os.path.realpath(path): "is read" for path in inputs if path != "-"}
     for name, out in exports.items():
-        path = Path(out).resolve()
+        path = os.path.realpath(out)
         if path in taken:
             raise UsageError(f"--{name} {out} {taken[path]}; write to another file")
         taken[path] = "is written already"
@@ -127,9 +128,11 @@ def _check_apart(exports: Mapping[str, str], inputs: Sequence[str]) -> None:
 @contextmanager
 def _replacing(name: str, out: str) -> Iterator[IO[bytes]]:
     """Open a file beside `out` that takes its place at the end, or is removed on an exception."""
-    path = Path(out).resolve()  # a link stays a link
-    if path.exists() and not path.is_file():
-        raise UsageError(f"--{name} {out} is not a file; name one that may be replaced")
+    path = Path(os.path.realpath(out))  # a link stays a link
+    with _named(name, out):
+        # A link that is left goes round in a ring.
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise UsageError(f"--{name} {out} is not a file; name one that may be replaced")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     with _named(name, out):
         file = unfinished.open("xb")

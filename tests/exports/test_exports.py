@@ -13,6 +13,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from otel_modtrack.view.exports import write_chrome, write_perfetto, write_speedscope
+from otel_modtrack.view.exports.content import categorise
 from otel_modtrack.view.model import Process, build_trees
 from tests.exports import sample
 from tests.exports.read_chrome import read_chrome
@@ -209,6 +210,14 @@ def test_foreign(read: Read) -> None:
     }
     assert flatten(shown.attributes["d"])["otel_scope"] == "kafka"
     assert {mark.name: mark.time_ns for mark in shown.marks} == {"event": 0, "late": 500}
+
+
+def test_names_like_ours() -> None:
+    """Another program's `backward` is no phase, as in the tree and on the page."""
+    ours, theirs = (
+        sample.made("a", "", "backward", 0, 1, scope=scope) for scope in ("otel_modtrack", "app")
+    )
+    assert (categorise(ours), categorise(theirs)) == ("backward", "span")
 
 
 def test_odd_texts(read: Read) -> None:

@@ -47,6 +47,7 @@ def test_errors(show: Callable[..., Shown]) -> None:
     assert shown.pixel(box["x"] + box["width"] / 4, box["y"] + 1) == red  # the frame
     assert shown.pixel(box["x"] + 2, box["y"] + 8) == red  # behind the !
     assert shown.pixel(shown.box("good")["x"] + 2, box["y"] + 8) == BLUE
+    assert "! forward Net\nat 0 ns" in shown.text("#details")  # when, not how long
     shown.page.click("text=! 1 error")
     assert shown.selected() == "bad"
     assert "! no" in shown.text("#details")

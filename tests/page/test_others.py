@@ -54,6 +54,36 @@ def test_names_are_text(show: Callable[..., Shown]) -> None:
     assert HOSTILE in shown.page.text_content("#service")
 
 
+def test_half_a_character(show: Callable[..., Shown]) -> None:
+    """Half of a surrogate pair, which JSON can hold and UTF-8 cannot, costs that character only."""
+    half = "a\ud800b"
+    process = Process(half, 0, 1, half, {half: half})
+    event = Event(half, EPOCH_NS, {half: half})
+    attributes = {half: half}
+    shown = show(
+        [span("a", half, 0, 9, process=process, attributes=attributes, events=(event,))],
+    )
+    assert shown.page.title() == "a?b · otel-modtrack"
+    shown.select("a")
+    assert shown.text("#details h2") == "other a?b"
+    assert shown.text(".lane") == "▾ rank 0 · a?b · 1 span"
+    assert shown.text("#details").count("a?b") == 10
+
+
+def test_very_deep(show: Callable[..., Shown]) -> None:
+    """A tree that is deeper than a browser recurses is summed up as any other."""
+    deep = 20_000
+    shown = show(
+        [
+            span(f"s{level}", f"work {level}", 0, 9, parent=f"s{level - 1}" if level else "")
+            for level in range(deep)
+        ]
+    )
+    nodes = shown.ask("icicle")
+    assert [node["depth"] for node in nodes] == list(range(deep))
+    assert shown.faults == []
+
+
 def test_policy_forbids_the_network(show: Callable[..., Shown]) -> None:
     """Whatever runs on the page, its policy lets nothing be loaded or sent."""
     shown = show([span("a", "work", 0, 1)])

@@ -67,6 +67,16 @@ def test_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("told", [float("nan"), float("inf"), "1"])
+def test_durations_that_are_none_are_not_told(told: object) -> None:
+    """A duration that is no number is as good as none; the launch counts."""
+    spans = [
+        replace(make_span("a", "", "s", 0, 1), events=[launched("send", 2, 64, duration=told)])
+    ]
+    (row,) = sum_launches(build_trees(spans), by=FQN)
+    assert (row.count, row.duration_ns, row.timed) == (2, 0.0, 0)
+
+
 def test_durations_that_are_not_told_are_no_zeros() -> None:
     """Where a backend tells none there is a dash, and where it tells some it is said which."""
     text = render_collectives(sum_launches(make_trees(timed=False), by=TEMPLATE))

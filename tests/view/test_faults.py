@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -13,9 +16,6 @@ from otel_modtrack.cli import main
 from otel_modtrack.view import reader
 from tests.view.making import as_json, as_line, make_span, make_step, write
 from tests.view.running import Shown, refusal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_skipped_lines_are_named(tmp_path: Path, capsys: Shown) -> None:
@@ -102,6 +102,35 @@ def test_contradictions_are_named(capsys: Shown, options: str, says: str) -> Non
     """An option that would do nothing is refused, before any file is read."""
     path = "-" if options == "--diff -" else "no such file"
     assert refusal(capsys, path, *options.split()).startswith(says)
+
+
+def test_ring_of_links_is_refused(tmp_path: Path, capsys: Shown) -> None:
+    """A link that leads to itself cannot be read, which is said as of any other file."""
+    ring = tmp_path / "ring"
+    ring.symlink_to(ring)
+    says = f"cannot read {ring}: Too many levels of symbolic links; give files of OTLP JSON lines"
+    assert refusal(capsys, str(ring)) == says
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("options", [[], ["--json"], ["--chrome", "{folder}/out"]])
+def test_full_disk_is_named(
+    run: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    """What is shown goes to a full disk: one sentence."""
+    arguments = [option.format(folder=tmp_path) for option in options]
+    with open("/dev/full", "w") as full, redirect_stdout(full):  # noqa: PTH123 - as a shell's >
+        assert main(["view", run, *arguments]) == 2
+        discard(full)
+    assert capfd.readouterr().err == (
+        "otel-modtrack view: cannot write to stdout: No space left on device; let it go to a file "
+        "or a pipe with room\n"
+    )
+
+
+def discard(file: TextIO) -> None:
+    """Let what waits to be written go nowhere, so that it can be closed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class Terminal(io.StringIO):

@@ -121,7 +121,7 @@ def test_nothing_that_fits_is_answered_with_what_there_is(narrowing: Narrowing, 
 
 def test_file_without_modules_says_so() -> None:
     """Somebody else's spans are of no module."""
-    with pytest.raises(UsageError, match="the modules there are none"):
+    with pytest.raises(UsageError, match="no module fits x: no span is of a module"):
         Narrowing(modules=["x"]).keep(build_trees([make_span("a", "", "s", 0, 1)]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import sys
 from dataclasses import replace
@@ -50,7 +51,13 @@ def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
         {"key": "yes", "value": {"boolValue": True}},
         {"key": "number", "value": {"doubleValue": 0.5}},
         {"key": "list", "value": {"arrayValue": {"values": [{"intValue": "3"}]}}},
+        {
+            "key": "map",
+            "value": {"kvlistValue": {"values": [{"key": "a", "value": {"intValue": "4"}}]}},
+        },
         {"key": "none", "value": {}},
+        {"key": "left out"},
+        {"key": "null", "value": {"stringValue": None}},
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text(as_line(span))
@@ -59,7 +66,10 @@ def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
         "yes": True,
         "number": 0.5,
         "list": (3,),
+        "map": {"a": 4},
         "none": None,
+        "left out": None,
+        "null": None,
     }
 
 
@@ -90,6 +100,14 @@ def test_unfinished_span_ends_where_it_began(tmp_path: Path) -> None:
         "[" * 100_000,
         as_line({"name": "no ids, no times"}),
         as_line(as_json(make_span("z", "", "s", 0, 1)) | {"startTimeUnixNano": "soon"}),
+        as_line(as_json(make_span("z", "", "s", 0, 1)) | {"startTimeUnixNano": float("inf")}),
+        as_line(as_json(make_span("z", "", "s", 0, 1)) | {"startTimeUnixNano": "-1"}),
+        as_line(as_json(make_span("z", "", "s", 0, 1)) | {"endTimeUnixNano": str(2**64)}),
+        as_line(as_json(make_span("z", "", "s", 0, 1)) | {"spanId": "no base64 !"[:11] + "!"}),
+        as_line(
+            as_json(make_span("z", "", "s", 0, 1))
+            | {"attributes": [{"key": "n", "value": {"intValue": float("inf")}}]}
+        ),
     ],
 )
 def test_broken_line_costs_only_itself(tmp_path: Path, bad: str) -> None:
@@ -123,7 +141,13 @@ def test_other_signals_are_passed_over(tmp_path: Path) -> None:
         ("", "has no spans"),
         ('{"resourceSpans": []}\n', "has no spans"),
         ("step,loss\n1,2\n", "is not a file of OTLP JSON lines: line 1 "),
+        ('{"resourceMetrics": []}\n', "has no spans, but metrics or logs; give the file of the"),
         ("step,loss", "is not a file of OTLP JSON lines: line 1 "),
+        ('{\n "resourceSpans": []\n}\n', "has a document over several lines; put each in a line"),
+        (
+            as_line({"name": "no ids"}),
+            r"has no spans that can be read \(.*, line 1: a span without an id or a time",
+        ),
         ('{"resourceSpans": [{"scopeSp', "has no spans; let the program that writes it finish"),
     ],
 )
@@ -154,6 +178,44 @@ def test_link_status_kind_and_scope_are_read(tmp_path: Path) -> None:
     (found,) = read_files([str(path)]).spans
     assert (found.kind, found.failed, found.status_message) == (2, True, "no room")
     assert (found.scope, found.links) == ("app", (Link("ab", "cd"),))
+
+
+def test_null_is_what_is_left_out(tmp_path: Path) -> None:
+    """As in all JSON of Protocol Buffers; and a span may have no name."""
+    path = tmp_path / "trace.jsonl"
+    optional = "attributes", "events", "links", "status", "kind", "parentSpanId", "name"
+    span = as_json(make_span("a", "", "s", 0, 1))
+    path.write_text(
+        as_line({**span, **dict.fromkeys(optional)})
+        + as_line({key: value for key, value in span.items() if key not in optional})
+    )
+    found = read_files([str(path)])
+    assert found.faults == []
+    assert [(one.name, one.kind, one.parent_id, one.failed) for one in found.spans] == [
+        ("(no name)", 1, "", False)
+    ] * 2
+
+
+@pytest.mark.parametrize("wrapped", ['{{"batches": {}}}', '{{"trace": {{"resourceSpans": {}}}}}'])
+def test_answers_of_tempo_are_read(tmp_path: Path, wrapped: str) -> None:
+    """Its ids are in base64, and kinds have names."""
+    spans = [
+        {
+            "traceId": "AAECAwQFBgcICQoLDA0ODw==",
+            "spanId": "8PHy8/T19vc=",
+            "name": "GET /",
+            "kind": "SPAN_KIND_SERVER",
+            "startTimeUnixNano": "1700000000000000000",
+            "endTimeUnixNano": "1700000000000000005",
+        }
+    ]
+    spans.append({**spans[0], "spanId": "AQIDBAUGBwg=", "parentSpanId": "8PHy8/T19vc="})
+    path = tmp_path / "trace.json"
+    path.write_text(wrapped.format(json.dumps([{"scopeSpans": [{"spans": spans}]}])))
+    first, second = read_files([str(path)]).spans
+    assert first.trace_id == second.trace_id == "000102030405060708090a0b0c0d0e0f"
+    assert (first.span_id, second.parent_id) == ("f0f1f2f3f4f5f6f7",) * 2
+    assert (first.kind, first.duration_ns) == (2, 5)
 
 
 def test_answers_of_query_apis_are_read(tmp_path: Path) -> None:

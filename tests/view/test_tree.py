@@ -37,6 +37,20 @@ def test_depth_cuts_and_says_what_it_hides() -> None:
     ]
 
 
+def test_deep_trees_stay_narrow() -> None:
+    """From the 42nd level on a line has the level's number, and stands below the one before."""
+    deep = 50_000
+    spans = [make_span(f"s{i}", f"s{i - 1}" if i else "", "work", 0, 1) for i in range(deep)]
+    lines = render_tree(build_trees(spans)).splitlines()[1:]
+    indent = lines[1].index("└")
+    assert lines[40].index("└") == indent + 39 * 3
+    assert lines[40].endswith("└─ work")
+    assert lines[41].index("└") == indent + 39 * 3
+    assert lines[41].endswith("└─ (level 42) work")
+    assert lines[-1].endswith("└─ (level 50,000) work")
+    assert len(lines) == deep
+
+
 def test_failed_span_names_its_error() -> None:
     """A span with an error says which."""
     spans = [make_span("a", "", "forward R", 0, 4, error="ValueError")]

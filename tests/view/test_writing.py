@@ -112,12 +112,15 @@ def test_old_file_is_replaced_and_a_link_stays_a_link(run: str, tmp_path: Path) 
         ("{folder}/no/x", "cannot write --html {folder}/no/x: No such file or directory; name a"),
         ("{folder}/run.jsonl", "--html {folder}/run.jsonl is read; write to another file"),
         ("{folder}/link", "--html {folder}/link is read; write to another file"),
+        ("{folder}/ring", "--html {folder}/ring is not a file; name one that may be replaced"),
+        ("{folder}/%s" % ("x" * 300), "cannot write --html {folder}/xxx"),
         ("/dev/null", "--html /dev/null is not a file; name one that may be replaced"),
     ],
 )
 def test_bad_place_is_refused(run: str, tmp_path: Path, capsys: Shown, out: str, says: str) -> None:
     """In one sentence, and nothing is left."""
     (tmp_path / "link").symlink_to(run)
+    (tmp_path / "ring").symlink_to("ring")
     before = Path(run).read_bytes()
     assert main(["view", run, "--html", out.format(folder=tmp_path)]) == 2
     shown = capsys.readouterr()
@@ -125,7 +128,7 @@ def test_bad_place_is_refused(run: str, tmp_path: Path, capsys: Shown, out: str,
     assert shown.err.startswith(f"otel-modtrack view: {says.format(folder=tmp_path)}")
     assert shown.err.count("\n") == 1
     assert Path(run).read_bytes() == before
-    assert names(tmp_path) == ["link", "run.jsonl"]
+    assert names(tmp_path) == ["link", "ring", "run.jsonl"]
 
 
 def test_two_formats_in_one_file_are_refused(run: str, tmp_path: Path, capsys: Shown) -> None:

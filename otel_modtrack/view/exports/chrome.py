@@ -7,7 +7,6 @@ decimals, so that no nanosecond is lost.
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from otel_modtrack.version import __version__
@@ -27,6 +26,7 @@ from otel_modtrack.view.exports.content import (
 )
 from otel_modtrack.view.exports.output import Output
 from otel_modtrack.view.lanes import ProcessLanes, lay_out
+from otel_modtrack.view.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,12 +44,8 @@ _COLOURS: Final = {
     "step": "grey",
 }
 _FAILED_COLOUR: Final = "terrible"
-# Larger integers are not exact in a browser.
-_EXACT: Final = 2**53
 # Writes every character as it is: Perfetto refuses escaped pairs of surrogates.
 _json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Values nest as deep as OTLP's may; what is deeper is written as one text.
-_DEEPEST: Final = 16
 
 
 def write_chrome(out: BinaryIO, roots: Sequence[Node], report: Callable[[int], None]) -> None:
@@ -170,7 +166,7 @@ class _Writer:
         )
 
     def _write(self, fields: str, args: Mapping[str, Any] | None = None) -> None:
-        shown = "" if args is None else f',"args":{_json(_plain(args))}'
+        shown = "" if args is None else f',"args":{_json(plain(args))}'
         self._put(f"{self._separator}{{{fields}{shown}}}")
         self._separator = ",\n"
 
@@ -183,18 +179,3 @@ class _Writer:
 
 def _us(duration_ns: int) -> str:
     return f"{duration_ns // 1000}.{duration_ns % 1000:03}"
-
-
-def _plain(value: object, depth: int = 0) -> object:
-    """Return what JSON can say, and what a browser reads as it was."""
-    if depth < _DEEPEST and isinstance(value, dict):
-        return {str(key): _plain(content, depth + 1) for key, content in value.items()}
-    if depth < _DEEPEST and isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
-    if isinstance(value, bool | str) or value is None:
-        return value
-    if isinstance(value, int) and abs(value) < _EXACT:
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(value)

@@ -45,15 +45,7 @@ def start_of(processes: Sequence[ProcessLanes]) -> int:
 
 def categorise(span: Span) -> str:
     """Return ``forward``, ``backward``, ``recompute``, ``optimizer``, ``step`` or ``span``."""
-    if span.phase is not None:
-        return span.phase
-    if span.step is not None:
-        return "step"
-    if span.name == semconv.BACKWARD_SPAN:
-        return "backward"
-    if span.name.startswith(semconv.OPTIMIZER_STEP_SPAN + " "):
-        return "optimizer"
-    return _OTHER
+    return _OTHER if span.category == "other" else span.category
 
 
 def describe_span(span: Span, *, is_outermost: bool) -> dict[str, Any]:

@@ -18,9 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "encode"]
 
 _CODES: Final = {"f64": "d", "u32": "I", "i32": "i", "u8": "B"}
+
+
+def encode(text: str) -> bytes:
+    """The text in UTF-8, which has no bytes for half of a surrogate pair: that becomes "?"."""
+    return text.encode(errors="replace")
 
 
 class Writer:
@@ -42,7 +47,7 @@ class Writer:
 
     def add_texts(self, name: str, texts: Iterable[str]) -> None:
         """Add texts that the page takes out one by one when it shows them."""
-        encoded = [text.encode("utf-8", "replace") for text in texts]
+        encoded = [encode(text) for text in texts]
         ends = []
         end = 0
         for text in encoded:
@@ -62,6 +67,7 @@ class Writer:
         Args:
             meta: What the page needs at once; goes into the JSON object.
         """
-        header = json.dumps({**meta, "columns": self._columns}, separators=(",", ":")).encode()
-        content = b"".join((len(header).to_bytes(4, "little"), header, *self._parts))
-        return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
+        content = {**meta, "columns": self._columns}
+        header = encode(json.dumps(content, ensure_ascii=False, separators=(",", ":")))
+        packed = b"".join((len(header).to_bytes(4, "little"), header, *self._parts))
+        return base64.b64encode(gzip.compress(packed, 6, mtime=0)).decode()

@@ -75,6 +75,8 @@ class _Blocks:
 
     def pack(self, blocks: list[int]) -> int:
         """Place blocks beside each other. Returns how many rows they take together."""
+        if len(blocks) == 1:  # nothing to keep clear of, however high it is
+            return self._heights[blocks[0]]
         blocks.sort(key=self._firsts.__getitem__)
         busy_until: list[int] = []
         for block in blocks:

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.version import __version__
+from otel_modtrack.view.html.binary import encode
 from otel_modtrack.view.html.columns import encode_spans
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _name(spans: Sequence[Span]) -> str:
         if process.service and not process.service.startswith("unknown_service")
     ]
     names = list(dict.fromkeys(services or [process.source for process in processes]))
-    return ", ".join(filter(None, names)) or "spans"
+    return encode(", ".join(filter(None, names))).decode() or "spans"
 
 
 def _tell(fault: Fault) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from otel_modtrack.view.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from otel_modtrack.view.model import Process, Span
 
 __all__ = ["Texts", "describe_process", "number_processes", "to_json"]
-
-# Larger integers are not exact in a browser.
-_EXACT: Final = 2**53
 
 
 class Texts:
@@ -47,24 +45,10 @@ def describe_process(process: Process) -> dict[str, Any]:
         "rank": process.rank,
         "world_size": process.world_size,
         "source": process.source,
-        "attributes": _plain(process.attributes),
+        "attributes": plain(process.attributes),
     }
 
 
 def to_json(content: Mapping[str, Any]) -> str:
     """Write what a browser reads as it was: also large integers, NaN and infinity, as texts."""
-    return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < _EXACT else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(content) for key, content in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value)
+    return json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
