@@ -52,7 +52,7 @@ def spans_of(path: Path) -> list[Span]:
 def test_collector(
     demo_file: Path, make_collector: Callable[..., Collector], protocol: str
 ) -> None:
-    """Over each protocol the Collector gets what stands in the file."""
+    """Over each protocol the Collector gets what stands in the file, and the view shows its own."""
     collector = make_collector()
     endpoint = collector.grpc_endpoint if protocol == "grpc" else collector.http_endpoint
     command(
@@ -65,6 +65,10 @@ def test_collector(
     collector.wait_for(len(wanted))
     collector.stop()
     assert collector.spans() == wanted
+    for view in ((), ("--top",)):
+        shown = command("view", collector.environment["COLLECTOR_FILE"], *view)
+        assert shown == command("view", demo_file, *view)
+        assert "backward GPT.layers" in shown
 
 
 @pytest.mark.parametrize("protocol", ["http/json", "grpc"])
