@@ -16,6 +16,7 @@ PYTEST ?=
 # Tests are spread over this many processes, whole files each. They are of one thread mostly, and
 # those that start several processes mostly wait.
 JOBS ?= 2
+SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
 OLDEST_TESTS ?= tests/tracker $(wildcard tests/distributed/test_[cfot]*.py)
@@ -54,12 +55,12 @@ lint: $(READY) ## Check style, format and types
 .PHONY: pytest
 pytest: $(READY) ## Run the tests with branch coverage
 	@echo "== Tests"
-	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term $(PYTEST)
+	@$(VENV)/bin/python -m pytest $(SPREAD) --cov --cov-report=term $(PYTEST)
 
 .PHONY: test-oldest
 test-oldest: $(OLDEST_READY) ## Run the tracker's tests on the oldest supported torch
 	@echo "== Tests on torch $(OLDEST_TORCH): $(OLDEST_TESTS)"
-	@$(OLDEST_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(OLDEST_TESTS)
+	@$(OLDEST_VENV)/bin/python -m pytest $(SPREAD) $(OLDEST_TESTS)
 
 # Without Go there is nothing to build: the tests that need the programs say so, and are skipped.
 .PHONY: backends

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from otel_modtrack.comm.records import Operator
+from otel_modtrack.interrupts import from_signal_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -157,7 +158,9 @@ def look(  # noqa: C901, PLR0911 - it gives up wherever it meets something unusu
             if type(tensor) not in _PLAIN:
                 return measure(inputs, outputs)
             got += tensor.nbytes
-    except RuntimeError:  # sparse ones have no such number
+    except RuntimeError as error:  # sparse ones have no such number
+        if from_signal_handler(error):
+            raise
         return measure(inputs, outputs)
     if dtype is None:
         return measure(inputs, outputs)
