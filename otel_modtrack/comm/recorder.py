@@ -6,6 +6,7 @@ Called by `hooks` and `kernels`, on whatever thread launches; the hot path of co
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,11 @@ class Recorder:
         details: Any = record.details
         try:
             future = work.get_future()
-            if future.done():  # else torch would call us here, and swallow a signal's exception
-                details.end_ns = calls.clock()
-            else:
-                future.add_done_callback(functools.partial(_done, details))
+            # Where it is done by now torch calls us here, and would swallow what a signal handler
+            # raises meanwhile. So no Python runs in it: asked for its next item, a chain of C's
+            # iterators reads the clock and appends the time.
+            readings = itertools.starmap(calls.clock, itertools.repeat((), 1))
+            future.add_done_callback(functools.partial(next, map(details.ends.append, readings)))
         except RuntimeError as error:  # a work without a future
             if from_signal_handler(error):
                 raise
@@ -165,9 +167,3 @@ def _of_the_only_run() -> Any:
     """Where what a comm hook of DDP's goes on to launch belongs: to the backward under way."""
     runs = list(CORE.runs.values())
     return (runs[0].root or runs[0].place) if len(runs) == 1 else None
-
-
-def _done(details: Details, future: Any) -> None:
-    """Called on a thread of the backend's."""
-    del future
-    details.end_ns = calls.clock()

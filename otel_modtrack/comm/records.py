@@ -136,15 +136,20 @@ class Details:
     Attributes:
         shapes: of what goes in, or of what comes out where nothing does.
         why: where torch tells.
-        end_ns: when it was done (`time.perf_counter_ns`), where the backend tells; else 0.
+        ends: when it was done (`time.perf_counter_ns`), where the backend tells; else empty.
     """
 
-    __slots__ = ("end_ns", "shapes", "why")
+    __slots__ = ("ends", "shapes", "why")
 
     def __init__(self, shapes: tuple[str, ...]) -> None:
         self.shapes = shapes
         self.why: Why | None = None
-        self.end_ns = 0
+        self.ends: list[int] = []
+
+    @property
+    def end_ns(self) -> int:
+        """When it was done, or 0."""
+        return self.ends[0] if self.ends else 0
 
 
 class Collective:
