@@ -24,7 +24,7 @@ from browser import open_browser  # noqa: E402 - found by the line above
 
 from otel_modtrack import semconv  # noqa: E402 - likewise
 from otel_modtrack.view.html import render_page  # noqa: E402 - likewise
-from otel_modtrack.view.model import Event, Link, Process, Span  # noqa: E402 - likewise
+from otel_modtrack.view.model import Event, Link, Process, Span, build_trees  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -191,7 +191,7 @@ _HEAD = "    spans  write s      MB  open s  frames/s  slow frame (p95) ms"
 def _measure(browser: Browser, count: int, folder: pathlib.Path) -> _Figures:
     spans = make_spans(count)
     started_s = time.perf_counter()
-    content = render_page(spans).encode()
+    content = render_page(build_trees(spans)).encode()
     write_s = time.perf_counter() - started_s
     path = folder / "page.html"
     path.write_bytes(content)

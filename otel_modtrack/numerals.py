@@ -1,4 +1,4 @@
-"""Whole numbers on the command line."""
+"""Whole numbers: as the command line has them, and as a sentence tells them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["whole_number"]
+__all__ = ["plural", "whole_number"]
 
 
 def whole_number(*, at_least: int) -> Callable[[str], int]:
@@ -26,3 +26,9 @@ def whole_number(*, at_least: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def plural(count: int, what: str) -> str:
+    """``1 span``, ``1,620 spans``, ``3 launches``."""
+    ending = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{count:,} {what}{'' if count == 1 else ending}"

@@ -38,7 +38,8 @@ from otel_modtrack.demo.progress import Progress
 from otel_modtrack.demo.text import english_text
 from otel_modtrack.demo.train import encode
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.model import Node, build_trees, find_steps
+from otel_modtrack.view.choose import Selection, choose_units
+from otel_modtrack.view.model import Node, build_trees
 from otel_modtrack.view.reader import read_files
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Finished:
         """The steps that the file holds, as trees."""
         found = read_files([str(self.out)])
         assert found.faults == []
-        return find_steps(build_trees(found.spans))
+        return choose_units(build_trees(found.spans), Selection(), "the file").roots
 
     @property
     def losses(self) -> list[float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.invocation import as_argument, command_line
+from otel_modtrack.numerals import plural
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.command import view_files
 from otel_modtrack.view.options import Options as ViewOptions
@@ -95,7 +96,7 @@ def _train(options: Options, out: Path, backend: Endpoint | None) -> Pipeline:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"Training a GPT of {len(model.layers)} layers and {parameters:,} parameters on "
-        f"{len(tokens):,} characters of English, {_steps(options.steps)} on the CPU"
+        f"{len(tokens):,} characters of English, {plural(options.steps, 'step')} on the CPU"
         + (", with activation checkpointing" if options.checkpointing else "")
     )
 
@@ -122,7 +123,8 @@ def _train(options: Options, out: Path, backend: Endpoint | None) -> Pipeline:
         finally:
             progress.close()
         took_s = time.monotonic() - started_s
-    print(f"Loss {losses[0]:.3f} -> {losses[-1]:.3f} in {_steps(options.steps)}, {took_s:.1f} s")
+    steps = plural(options.steps, "step")
+    print(f"Loss {losses[0]:.3f} -> {losses[-1]:.3f} in {steps}, {took_s:.1f} s")
     return pipeline
 
 
@@ -186,7 +188,3 @@ def _report_backend(pipeline: Pipeline, backend: Endpoint) -> None:
 
 def _reasons(counts: Counts) -> str:
     return ", ".join(counts.lost_by_reason)
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'' if count == 1 else 's'}"

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.linefile import LineFile, MalformedError
+from otel_modtrack.numerals import plural
 from otel_modtrack.progress import Progress
 from otel_modtrack.replay.lines import parse
 from otel_modtrack.replay.sending import Backend, Result, StoppedError
@@ -146,8 +147,8 @@ class _Replay:
             endpoint = self._backend.endpoint(name)
             print(
                 f"Sent to {endpoint.shown} ({endpoint.protocol}): "
-                f"{_plural(self._items[name], _ITEMS[name])} in "
-                f"{_plural(self._lines[name], 'line')}"
+                f"{plural(self._items[name], _ITEMS[name])} in "
+                f"{plural(self._lines[name], 'line')}"
             )
         sys.stdout.flush()
         for (path, reason), (lines, items) in self._lost.items():
@@ -177,11 +178,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _told(items: Counter[str]) -> str:
-    return ", ".join(_plural(count, _ITEMS[name]) for name, count in items.items()) or "nothing"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return ", ".join(plural(count, _ITEMS[name]) for name, count in items.items()) or "nothing"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -122,7 +122,7 @@ class Spans(Sequence["ReadableSpan"]):
             and (template is None or read.template == template)
             and (type is None or read.module_type == type)
             and (name is None or read.name == name)
-            and (inside is None or _id(read) in inside)
+            and (inside is None or read.key in inside)
         ]
         return self._some(kept)
 
@@ -203,7 +203,7 @@ class Spans(Sequence["ReadableSpan"]):
         if within is None and step is None:
             return None
         nodes = [node for root in build_trees(from_sdk(self._among)) for _, node in root.walk()]
-        found = {_id(node.span) for node in nodes}
+        found = {node.span.key for node in nodes}
         if step is not None:
             steps = [node for node in nodes if node.span.step is not None]
             around = [node for node in steps if node.span.step == step]
@@ -222,12 +222,8 @@ class Spans(Sequence["ReadableSpan"]):
         return found
 
 
-def _id(span: Span) -> tuple[str, str]:
-    return span.trace_id, span.span_id
-
-
 def _ids_below(around: Iterable[Node]) -> set[tuple[str, str]]:
-    return {_id(node.span) for outer in around for _, node in outer.walk()}
+    return {node.span.key for outer in around for _, node in outer.walk()}
 
 
 def _as_dict(span: Span) -> dict[str, Any]:

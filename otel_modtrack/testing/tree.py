@@ -6,7 +6,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from otel_modtrack import semconv
-from otel_modtrack.sizes import render_size
 from otel_modtrack.testing.asked import check_number
 from otel_modtrack.testing.text import explain, leave_out, parse, to_depth
 from otel_modtrack.usage import UsageError
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_modtrack.testing.golden import Golden
-    from otel_modtrack.view.model import Collectives, Span
+    from otel_modtrack.view.model import Span
 
 __all__ = ["Tree", "assert_tree_equals"]
 
@@ -81,7 +80,7 @@ class Tree:
         __tracebackhide__ = True
         shown = from_sdk(spans)
         every = shown if among is None else from_sdk(among)
-        self._shown = {(span.trace_id, span.span_id) for span in shown}
+        self._shown = {span.key for span in shown}
         self._roots = build_trees(every)
         self._golden = golden
         if len(self._shown) < len(shown):
@@ -180,7 +179,7 @@ class Tree:
             for at, node in root.walk():
                 del levels[at:]
                 level = levels[-1] if levels else 0
-                is_shown = (node.span.trace_id, node.span.span_id) in self._shown
+                is_shown = node.span.key in self._shown
                 if is_shown:
                     label = _label(node.span, collectives=collectives, call_index=call_index)
                     if label == semconv.BACKWARD_SPAN and node.span.category == "backward":
@@ -197,25 +196,17 @@ def _check_depth(depth: int | None) -> None:
 
 
 def _label(span: Span, *, collectives: bool, call_index: bool) -> str:
-    text = f"{span.phase} {span.fqn}" if span.fqn else span.name
+    text = span.call
     if call_index and (index := span.attributes.get(semconv.MODULE_CALL_INDEX)) is not None:
         text += f" #{index}"
     if span.failed:
         text += "!"
     if collectives and (launched := sum_collectives([span])):
-        text += "  " + ", ".join(_describe(one) for one in launched)
+        text += "  " + ", ".join(one.label for one in launched)
     # A name may have several lines, or none.
     return " ".join(line.strip() for line in text.splitlines()) or "(no name)"
 
 
-def _describe(one: Collectives) -> str:
-    """``all_reduce x2 1.2 MiB (tp)``, as `otel-modtrack view` writes it."""
-    times = f" x{one.count}" if one.count != 1 else ""
-    size = f" {render_size(one.size_bytes)}" if one.size_bytes else ""
-    group = f" ({one.group})" if one.group else ""
-    return one.operation + times + size + group
-
-
 def _twice(spans: Sequence[Span]) -> str:
-    times = Counter((span.trace_id, span.span_id) for span in spans)
-    return next(span.label for span in spans if times[span.trace_id, span.span_id] > 1)
+    times = Counter(span.key for span in spans)
+    return next(span.label for span in spans if times[span.key] > 1)

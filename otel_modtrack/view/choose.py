@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from otel_modtrack.numerals import plural
 from otel_modtrack.usage import UsageError
-from otel_modtrack.view.paint import join_some, plural, printable
+from otel_modtrack.view.model import rank_order
+from otel_modtrack.view.paint import join_some, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -221,7 +223,7 @@ def _by_rank(nodes: Iterable[Node]) -> dict[int | None, list[Node]]:
     found: dict[int | None, list[Node]] = {}
     for node in nodes:
         found.setdefault(node.span.process.rank, []).append(node)
-    return dict(sorted(found.items(), key=lambda item: (item[0] is None, item[0] or 0)))
+    return dict(sorted(found.items(), key=lambda item: rank_order(item[0])))
 
 
 def _last_common(ranks: Sequence[Sequence[Node]]) -> list[Node]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack import semconv
+from otel_modtrack.numerals import plural
 from otel_modtrack.sizes import render_size
 from otel_modtrack.view.model import read_collectives
-from otel_modtrack.view.paint import BOLD, ms, paint, plural, printable, render_table
+from otel_modtrack.view.paint import BOLD, ms, paint, printable, render_table
 from otel_modtrack.view.top import name_row, paint_row
 
 if TYPE_CHECKING:

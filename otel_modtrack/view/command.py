@@ -11,6 +11,7 @@ from otel_modtrack import semconv
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view import asjson
 from otel_modtrack.view.choose import Selection, select
+from otel_modtrack.view.faults import name_file
 from otel_modtrack.view.model import build_trees
 from otel_modtrack.view.options import COLLECTIVES, DIFF, TOP, TREE, Options
 from otel_modtrack.view.paint import join_some, printable
@@ -121,10 +122,7 @@ def _read(paths: Sequence[str]) -> tuple[list[Node], list[Fault]]:
     """Read files, say on stderr what is amiss, and build the trees."""
     found = read_files(paths)
     for fault in found.faults:
-        _say(
-            f"skipped what could not be read in {fault.path}, "
-            f"line{'s' if len(fault.lines) > 1 else ''} {join_some(fault.lines)}: {fault.reason}"
-        )
+        _say(f"skipped what could not be read in {fault.path}, {fault.where}: {fault.reason}")
     for path in _without_ours(found.spans):
         _say(f"no span in {path} is of otel_modtrack's; they are shown as they are")
     return build_trees(found.spans), found.faults
@@ -152,7 +150,7 @@ def _name(paths: Sequence[str]) -> str:
 
 
 def _named(paths: Sequence[str]) -> list[str]:
-    return ["stdin" if path == "-" else path for path in paths]
+    return [name_file(path) for path in paths]
 
 
 def _as_document(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from otel_modtrack.view.paint import join_some
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,6 +40,11 @@ class Fault:
     path: str
     reason: str
     lines: list[int] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """Which lines: ``line 3``, ``lines 3, 7, 8, 9, 12 and 2 more``."""
+        return f"line{'s' if len(self.lines) > 1 else ''} {join_some(self.lines)}"
 
 
 def tell_why_nothing(paths: Sequence[str], faults: Sequence[Fault], *, passed_over: bool) -> str:

@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from otel_modtrack.view.model import rank_order
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -69,7 +71,7 @@ def lay_out(roots: Sequence[Node]) -> list[ProcessLanes]:
         if placing is None:
             placing = placings[process] = _Placing()
         placing.place(node, parent)
-    processes = sorted(placings, key=lambda process: (process.rank is None, process.rank or 0))
+    processes = sorted(placings, key=lambda process: rank_order(process.rank))
     return [
         ProcessLanes(process, name, placings[process].lanes)
         for process, name in zip(processes, _name_all(processes), strict=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
+from otel_modtrack.sizes import render_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ __all__ = [
     "Process",
     "Span",
     "build_trees",
-    "find_steps",
+    "rank_order",
     "read_collectives",
     "sum_collectives",
 ]
@@ -73,11 +74,12 @@ class Process:
     @property
     def label(self) -> str:
         """What tells it from others: ``rank 1``, or else the service's or the file's name."""
-        if self.rank is not None:
-            return f"rank {self.rank}"
-        # The SDK's name for a service that has none says nothing.
-        is_named = self.service and not self.service.startswith("unknown_service")
-        return self.service if is_named else self.source
+        return f"rank {self.rank}" if self.rank is not None else self.own_service or self.source
+
+    @property
+    def own_service(self) -> str:
+        """The service's name; "" for the SDK's name for one that has none, which says nothing."""
+        return "" if self.service.startswith("unknown_service") else self.service
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,17 @@ class Collectives:
     group: str
     count: int
     size_bytes: int
+
+    @property
+    def label(self) -> str:
+        """What was launched: ``all_reduce x2 1.2 MiB (tp)``."""
+        parts = [
+            self.operation,
+            f"x{self.count}" if self.count != 1 else "",
+            render_size(self.size_bytes) if self.size_bytes else "",
+            f"({self.group})" if self.group else "",
+        ]
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,11 @@ class Span:
     process: Process = field(default_factory=Process)
     events: Sequence[Event] = ()
     links: Sequence[Link] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other span has: ids are unique in their trace only."""
+        return self.trace_id, self.span_id
 
     @property
     def duration_ns(self) -> int:
@@ -186,15 +204,19 @@ class Span:
         return "other"
 
     @property
+    def call(self) -> str:
+        """``forward GPT.head``, which all calls of a module in a phase share; or else the name."""
+        phase, fqn = self.phase, self.fqn
+        return self.name if phase is None or fqn is None else f"{phase} {fqn}"
+
+    @property
     def label(self) -> str:
         """What tells the span from its siblings: its full module name where it has one."""
         if self.step is not None:
             return f"{self.name} {self.step}"
-        phase, fqn = self.phase, self.fqn
-        if phase is None or fqn is None:
-            return self.name
         call_index = self.attributes.get(semconv.MODULE_CALL_INDEX)
-        return f"{phase} {fqn}" if call_index is None else f"{phase} {fqn} #{call_index}"
+        is_module = self.phase is not None and self.fqn is not None
+        return f"{self.call} #{call_index}" if is_module and call_index is not None else self.call
 
     def _text(self, name: str) -> str | None:
         value = self.attributes.get(name)
@@ -233,6 +255,11 @@ class Node:
             waiting.extend((depth + 1, child) for child in reversed(node.children))
 
 
+def rank_order(rank: int | None) -> tuple[bool, int]:
+    """What ranks are sorted by: their number, and what is of none comes last."""
+    return rank is None, rank or 0
+
+
 def sum_collectives(spans: Iterable[Span]) -> list[Collectives]:
     """Sum what the spans launched directly, by operation and group, in order of appearance."""
     sums: dict[tuple[str, str], tuple[int, int]] = {}
@@ -269,7 +296,7 @@ def build_trees(spans: Iterable[Span]) -> list[Node]:
         The roots in order of start. Every span is in exactly one tree.
     """
     in_order = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
-    nodes = {(span.trace_id, span.span_id): Node(span) for span in in_order}
+    nodes = {span.key: Node(span) for span in in_order}
     parents = {
         node: nodes.get((node.span.trace_id, node.span.parent_id)) for node in nodes.values()
     }
@@ -286,9 +313,3 @@ def build_trees(spans: Iterable[Span]) -> list[Node]:
             roots.append(node)
             reached.update(below for _, below in node.walk())
     return sorted(roots, key=lambda root: root.span.start_ns)
-
-
-def find_steps(roots: Iterable[Node]) -> list[Node]:
-    """Return the training steps in the trees, in order of start."""
-    steps = [node for root in roots for _, node in root.walk() if node.span.step is not None]
-    return sorted(steps, key=lambda node: node.span.start_ns)

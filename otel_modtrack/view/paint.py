@@ -19,7 +19,6 @@ __all__ = [
     "ms",
     "paint",
     "percent",
-    "plural",
     "printable",
     "render_table",
 ]
@@ -61,12 +60,6 @@ def percent(part_ns: float, whole_ns: float) -> str:
     """The share that a part has, six characters wide below 1000%."""
     share = 100 * part_ns / whole_ns if whole_ns else 0.0
     return f"{share:5.1f}%"
-
-
-def plural(count: int, what: str) -> str:
-    """``1 span``, ``1,620 spans``, ``3 launches``."""
-    ending = "es" if what.endswith(("ch", "s")) else "s"
-    return f"{count:,} {what}{'' if count == 1 else ending}"
 
 
 def join_some(items: Sequence[object], *, shown: int = 5) -> str:

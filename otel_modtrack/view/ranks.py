@@ -36,20 +36,14 @@ class _Split:
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        self._own = {
-            (span.trace_id, span.span_id): ranks
-            for span in spans
-            if (ranks := read_ranks(span.attributes))
-        }
+        self._own = {span.key: ranks for span in spans if (ranks := read_ranks(span.attributes))}
         self._parents: dict[tuple[str, str], tuple[str, str]] = {}
         if self._own:
-            self._parents = {
-                (span.trace_id, span.span_id): (span.trace_id, span.parent_id) for span in spans
-            }
+            self._parents = {span.key: (span.trace_id, span.parent_id) for span in spans}
         self._seen: dict[Process, set[_Ranks]] = {}
         for span in spans:
             found = self._seen.setdefault(span.process, set())
-            if own := self._own.get((span.trace_id, span.span_id)):
+            if own := self._own.get(span.key):
                 found.add(own)
         self._made: dict[tuple[Process, _Ranks], Process] = {}
 
@@ -68,7 +62,7 @@ class _Split:
 
     def _above(self, span: Span) -> _Ranks | None:
         """What the span, or the nearest one around it, says."""
-        at = span.trace_id, span.span_id
+        at = span.key
         passed = {at}
         while at not in self._own:
             above = self._parents.get(at)

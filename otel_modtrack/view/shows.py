@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_modtrack.numerals import plural
 from otel_modtrack.sizes import render_size
 from otel_modtrack.view import asjson
 from otel_modtrack.view.choose import choose_parts, choose_units
 from otel_modtrack.view.collectives import render_collectives, sum_launches
 from otel_modtrack.view.diff import compare, leave_out_warm_up, measure, render_changes
-from otel_modtrack.view.paint import join_some, plural
+from otel_modtrack.view.paint import join_some
 from otel_modtrack.view.top import (
     SELF,
     TEMPLATE,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack import semconv
+from otel_modtrack.numerals import plural
 from otel_modtrack.sizes import render_size
 from otel_modtrack.view.model import sum_collectives
 from otel_modtrack.view.paint import (
@@ -17,7 +18,6 @@ from otel_modtrack.view.paint import (
     ms,
     paint,
     percent,
-    plural,
     printable,
     render_table,
 )
@@ -140,7 +140,7 @@ def _branch(line: Line, *, colour: bool) -> str:
     indent = "".join("   " if is_last else "│  " for is_last in line.ancestry[:-1])
     if line.ancestry:
         indent += "└─ " if line.ancestry[-1] else "├─ "
-    collectives = ", ".join(_launched(one) for one in line.collectives)
+    collectives = ", ".join(printable(one.label) for one in line.collectives)
     if line.depth > _DEEPEST:
         indent += f"(level {line.depth + 1:,}) "
     return (
@@ -161,27 +161,13 @@ def _label(span: Span, *, is_context: bool, colour: bool) -> str:
     return colour_phase(label, colour=colour) or paint(label, BOLD, colour=colour)
 
 
-def _launched(one: Collectives) -> str:
-    """Tell what was launched: ``all_reduce x2 1.2 MiB (tp)``."""
-    parts = [
-        one.operation,
-        f"x{one.count}" if one.count != 1 else "",
-        render_size(one.size_bytes) if one.size_bytes else "",
-        f"({one.group})" if one.group else "",
-    ]
-    return printable(" ".join(filter(None, parts)))
-
-
 def describe_part(roots: Sequence[Node]) -> tuple[str, str, tuple[int, int] | None]:
     """Return what is drawn, its service or "", and (rank, world size) if told."""
     first = roots[0].span
     what = f"Step {first.step}"
     if first.step is None or len(roots) > 1:
         what = f"Trace {printable(first.trace_id)}"
-    # The SDK's name for a service that has none says nothing.
-    service = first.process.service
-    is_named = bool(service) and not service.startswith("unknown_service")
-    return what, printable(service) if is_named else "", first.rank
+    return what, printable(first.process.own_service), first.rank
 
 
 def render_headline(roots: Sequence[Node], *, kept: Kept | None = None, text: str = "") -> str:

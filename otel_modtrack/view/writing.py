@@ -100,8 +100,7 @@ def _write(
     if name == "html":
         from otel_modtrack.view.html import render_page  # noqa: PLC0415
 
-        spans = [node.span for root in roots for _, node in root.walk()]
-        page = render_page(spans, faults=faults, report=lambda done, _: report(done))
+        page = render_page(roots, faults=faults, report=lambda done, _: report(done))
         file.write(page.encode())
         return
     from otel_modtrack.view import exports  # noqa: PLC0415

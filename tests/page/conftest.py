@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from otel_modtrack.view.html import render_page
+from otel_modtrack.view.model import build_trees
 from scripts.browser import find_chromium, open_browser
 from tests.page.shown import Shown
 
@@ -45,7 +46,7 @@ def show(browser: Browser, tmp_path: pathlib.Path) -> Iterator[Callable[..., Sho
         scale: float = 1,
     ) -> Shown:
         path = tmp_path / f"page{len(opened)}.html"
-        path.write_text(render_page(spans, faults=faults), encoding="utf-8")
+        path.write_text(render_page(build_trees(spans), faults=faults), encoding="utf-8")
         context = browser.new_context(
             viewport={"width": 1280, "height": 720},
             color_scheme=scheme,

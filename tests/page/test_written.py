@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from otel_modtrack.view.html import render_page
-from otel_modtrack.view.model import Process, Span
+from otel_modtrack.view.model import Process, Span, build_trees
 from tests.page.made import span, training
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,14 +21,14 @@ def test_size() -> None:
     """20,000 spans weigh less than a megabyte: most is said once."""
     spans = training(ranks=4, steps=500)
     assert len(spans) == 20_000
-    assert len(render_page(spans)) < 1_000_000
+    assert len(render_page(build_trees(spans))) < 1_000_000
 
 
 def test_reports_progress() -> None:
     """The caller hears how many spans are done, up to all."""
     heard: list[tuple[int, int]] = []
     spans = training(ranks=2, steps=600)
-    render_page(spans, report=lambda done, of: heard.append((done, of)))
+    render_page(build_trees(spans), report=lambda done, of: heard.append((done, of)))
     assert heard == [(5_000, 12_000), (10_000, 12_000), (12_000, 12_000)]
 
 
@@ -44,17 +44,17 @@ def test_reports_progress() -> None:
 def test_title(processes: list[Process], title: str) -> None:
     """The services, or else the files; as text."""
     spans = [span(f"a{number}", "work", 0, 1, process=one) for number, one in enumerate(processes)]
-    assert f"<title>{title} · otel-modtrack</title>" in render_page(spans)
+    assert f"<title>{title} · otel-modtrack</title>" in render_page(build_trees(spans))
 
 
 def test_same_spans_same_page() -> None:
     """A page has nothing of the hour or the machine in it."""
-    assert render_page(training()) == render_page(training())
+    assert render_page(build_trees(training())) == render_page(build_trees(training()))
 
 
 def test_licences_go_along() -> None:
     """The page hands on the licences of the libraries in it."""
-    page = render_page(training())
+    page = render_page(build_trees(training()))
     licences = (ASSETS / "LICENSES.txt").read_text(encoding="utf-8")
     assert "flame-chart-js 3.3.0 (MIT)" in licences
     assert licences in page
@@ -88,4 +88,4 @@ def test_built_from_its_source(tmp_path: pathlib.Path) -> None:
 def test_span_twice() -> None:
     """A span that was exported twice is in the page once."""
     twice: list[Span] = [*training(), *training()]
-    assert render_page(twice) == render_page(training())
+    assert render_page(build_trees(twice)) == render_page(build_trees(training()))

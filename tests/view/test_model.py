@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from otel_modtrack.view.choose import Selection, choose_units
 from otel_modtrack.view.model import (
     Collectives,
     Event,
     Span,
     build_trees,
-    find_steps,
     sum_collectives,
 )
 from otel_modtrack.view.top import TEMPLATE, sum_rows
@@ -98,7 +98,9 @@ def test_steps_are_found_below_other_spans() -> None:
     """A step inside the user's own span is still a step."""
     epoch = make_span("0", "", "epoch", -1, 11)
     step = make_span("a", "0", "train_step", 0, 10, step=7)
-    assert [node.span.step for node in find_steps(build_trees([step, epoch]))] == [7]
+    assert [
+        node.span.step for node in choose_units(build_trees([step, epoch]), Selection(), "it").roots
+    ] == [7]
 
 
 def test_repeated_call_of_a_module_is_numbered() -> None:

@@ -20,17 +20,17 @@ from otel_modtrack.view.exports.content import (
     moment_of,
     name_event,
     number_processes,
-    start_of,
     total_collectives,
     walk_lane,
 )
-from otel_modtrack.view.exports.output import Output
-from otel_modtrack.view.lanes import ProcessLanes, lay_out
+from otel_modtrack.view.exports.output import write_lanes
 from otel_modtrack.view.plain import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from otel_modtrack.view.exports.output import Output
+    from otel_modtrack.view.lanes import ProcessLanes
     from otel_modtrack.view.model import Event, Node
 
 __all__ = ["write_chrome"]
@@ -56,10 +56,7 @@ def write_chrome(out: BinaryIO, roots: Sequence[Node], report: Callable[[int], N
         roots: The trees, of any number of processes and files.
         report: Told now and then how many spans are written so far, and once at the end.
     """
-    processes = lay_out(roots)
-    output = Output(out, report)
-    _Writer(output, start_of(processes)).write(processes)
-    output.finish()
+    write_lanes(out, roots, report, _Writer)
 
 
 class _Writer:

@@ -141,7 +141,7 @@ def find_flows(processes: Sequence[ProcessLanes]) -> list[tuple[Node, Node]]:
 
     A forward and its backward, for the most part. Links to spans that are not there lead nowhere.
     """
-    nodes = {(node.span.trace_id, node.span.span_id): node for node in _all_nodes(processes)}
+    nodes = {node.span.key: node for node in _all_nodes(processes)}
     flows = []
     for node in nodes.values():
         for link in node.span.links:

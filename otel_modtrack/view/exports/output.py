@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+
+from otel_modtrack.view.exports.content import start_of
+from otel_modtrack.view.lanes import lay_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["Output"]
+    from otel_modtrack.view.lanes import ProcessLanes
+    from otel_modtrack.view.model import Node
+
+__all__ = ["Output", "write_lanes"]
 
 _PIECE_BYTES: Final = 1 << 20
 _REPORT_EVERY: Final = 5_000
@@ -47,3 +53,31 @@ class Output:
     def _flush(self) -> None:
         self._out.write(self._waiting)
         self._waiting = bytearray()
+
+
+class _Writer(Protocol):
+    """Writes in one format."""
+
+    def write(self, processes: Sequence[ProcessLanes]) -> None:
+        """Write the whole file."""
+
+
+def write_lanes(
+    out: BinaryIO,
+    roots: Sequence[Node],
+    report: Callable[[int], None],
+    make: Callable[[Output, int], _Writer],
+) -> None:
+    """Write the spans of trees, in the lanes that they are laid out in.
+
+    Args:
+        out: Written from start to end; nothing seeks.
+        roots: The trees, of any number of processes and files.
+        report: Told now and then how many spans are written so far, and once at the end.
+        make: Makes the writer, of what it writes to and the time, in ns since 1970, that the file
+            counts from.
+    """
+    processes = lay_out(roots)
+    output = Output(out, report)
+    make(output, start_of(processes)).write(processes)
+    output.finish()

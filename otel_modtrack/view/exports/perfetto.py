@@ -22,18 +22,18 @@ from otel_modtrack.view.exports.content import (
     moment_of,
     name_event,
     number_processes,
-    start_of,
     total_collectives,
     walk_lane,
 )
 from otel_modtrack.view.exports.interning import Interned
-from otel_modtrack.view.exports.output import Output
+from otel_modtrack.view.exports.output import write_lanes
 from otel_modtrack.view.exports.protobuf import fixed64, message, text, varint
-from otel_modtrack.view.lanes import Lane, ProcessLanes, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_modtrack.view.exports.output import Output
+    from otel_modtrack.view.lanes import Lane, ProcessLanes
     from otel_modtrack.view.model import Event, Node
 
 __all__ = ["write_perfetto"]
@@ -121,10 +121,7 @@ def write_perfetto(out: BinaryIO, roots: Sequence[Node], report: Callable[[int],
         roots: The trees, of any number of processes and files.
         report: Told now and then how many spans are written so far, and once at the end.
     """
-    processes = lay_out(roots)
-    output = Output(out, report)
-    _Writer(output, start_of(processes)).write(processes)
-    output.finish()
+    write_lanes(out, roots, report, _Writer)
 
 
 class _Writer:

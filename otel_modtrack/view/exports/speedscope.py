@@ -10,13 +10,14 @@ import json
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from otel_modtrack.version import __version__
-from otel_modtrack.view.exports.content import CLOSE, EVENT, start_of, walk_lane
-from otel_modtrack.view.exports.output import Output
-from otel_modtrack.view.lanes import Lane, ProcessLanes, lay_out
+from otel_modtrack.view.exports.content import CLOSE, EVENT, walk_lane
+from otel_modtrack.view.exports.output import write_lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_modtrack.view.exports.output import Output
+    from otel_modtrack.view.lanes import Lane, ProcessLanes
     from otel_modtrack.view.model import Node, Span
 
 __all__ = ["write_speedscope"]
@@ -30,10 +31,7 @@ def write_speedscope(out: BinaryIO, roots: Sequence[Node], report: Callable[[int
         roots: The trees, of any number of processes and files.
         report: Told now and then how many spans are written so far, and once at the end.
     """
-    processes = lay_out(roots)
-    output = Output(out, report)
-    _Writer(output, start_of(processes)).write(processes)
-    output.finish()
+    write_lanes(out, roots, report, _Writer)
 
 
 class _Writer:
@@ -94,10 +92,7 @@ class _Writer:
 
     def _number(self, span: Span) -> int:
         """Return the number of the span's frame: one for all calls of a module in a phase."""
-        fqn = span.fqn
-        name = span.name if span.phase is None or fqn is None else f"{span.phase} {fqn}"
-        if span.failed:
-            name += " (failed)"
+        name = f"{span.call} (failed)" if span.failed else span.call
         return self._frames.setdefault((name, span.template or ""), len(self._frames))
 
     def _put(self, text: str) -> None:

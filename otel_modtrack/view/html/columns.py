@@ -8,14 +8,13 @@ from otel_modtrack import semconv
 from otel_modtrack.view.html.binary import Writer
 from otel_modtrack.view.html.layout import lay_out
 from otel_modtrack.view.html.tables import Texts, describe_process, number_processes, to_json
-from otel_modtrack.view.model import build_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from otel_modtrack.view.model import Node, Span
 
-__all__ = ["encode_spans"]
+__all__ = ["encode_trees"]
 
 # What the page tells apart. The same order is in frontend/src/kinds.ts.
 _KINDS: Final = {
@@ -49,22 +48,22 @@ _COLUMNS: Final = {
 _REPORT_EVERY: Final = 5_000
 
 
-def encode_spans(
-    spans: Sequence[Span],
+def encode_trees(
+    roots: Sequence[Node],
     meta: Mapping[str, Any],
     report: Callable[[int, int], None] | None = None,
 ) -> str:
-    """Pack spans for the page.
+    """Pack the spans of trees for the page.
 
     Args:
-        spans: Of all files.
+        roots: The trees, of all files.
         meta: What else the page shall know, for its head.
         report: Called now and then with how many spans are done, and of how many.
 
     Returns:
         One line of base64.
     """
-    nodes = [node for root in build_trees(spans) for _, node in root.walk()]
+    nodes = [node for root in roots for _, node in root.walk()]
     nodes.sort(key=lambda node: (node.span.start_ns, -node.span.end_ns))
     columns = _Columns([node.span for node in nodes])
     for position in range(0, len(nodes), _REPORT_EVERY):
@@ -95,9 +94,7 @@ class _Columns:
         self._spans = spans
         self._epoch_ns = spans[0].start_ns if spans else 0
         self._processes = number_processes(spans)
-        self._positions = {
-            (span.trace_id, span.span_id): position for position, span in enumerate(spans)
-        }
+        self._positions = {span.key: position for position, span in enumerate(spans)}
         self._columns: dict[str, list[float]] = {name: [] for name in _COLUMNS}
         self._strings = Texts()
         self._traces = Texts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from otel_modtrack.view.model import rank_order
 from otel_modtrack.view.plain import plain
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Texts:
 def number_processes(spans: Sequence[Span]) -> dict[Process, int]:
     """Number the processes as the page shows them: by rank, then those without, as they began."""
     found = list(dict.fromkeys(span.process for span in spans))
-    found.sort(key=lambda process: (process.rank is None, process.rank or 0))
+    found.sort(key=lambda process: rank_order(process.rank))
     return {process: number for number, process in enumerate(found)}
 
 
