@@ -161,11 +161,10 @@ class Run:
         )
         if not again:  # a checkpoint's own backward is part of the block's, not a run of its own
             self.root = Region(BACKWARD, self.place, Phase.BACKWARD, self.begun_ns, self.unit)
-            if self.place is None:
-                if state.unit is None:
-                    state.unit, self.unit.opener = self.unit, self.root
-                elif self.unit.opener is None and self.context is not None:  # in a step
-                    self.root.context = self.unit.sink.below_step(self.unit, self.context)
+            if self.place is None and state.unit is None:
+                state.unit, self.unit.opener = self.unit, self.root
+            elif self.context is not None:
+                self.root.context = self.unit.sink.below_step(self.root, self.context)
             self.unit.regions.append(self.root)
         _HOOK.hold(self)
 

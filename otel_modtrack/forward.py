@@ -185,8 +185,8 @@ def _outermost(state: ThreadState, subject: Subject) -> Region | None:
     call = Region(subject, optimizer, phase, clock(), unit)
     if state.unit is None:
         state.unit, unit.opener = unit, call
-    elif unit.opener is None and state.var is not None:  # in a step
-        call.context = unit.sink.below_step(unit, state.context)
+    elif state.var is not None:
+        call.context = unit.sink.below_step(call, state.context)
     if state.stretch is None:
         state.open_stretch(call)
     return call

@@ -87,8 +87,8 @@ def _open(state: ThreadState, subject: Subject) -> None:
     var = unit.sink.var
     if opened_here:
         state.unit, unit.opener = unit, region
-    elif parent is None and unit.opener is None and var is not None:  # in a step
-        region.context = unit.sink.below_step(unit, var.get())
+    elif var is not None:
+        region.context = unit.sink.below_step(region, var.get())
     state.optimizer = region
 
 

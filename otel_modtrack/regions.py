@@ -272,9 +272,9 @@ class Sink:
         del forward
         return Unit(self)
 
-    def below_step(self, unit: Unit, current: Any) -> Any:
-        """The `current` context if an outermost region of a step hangs under it, else None."""
-        del unit, current
+    def below_step(self, region: Region, current: Any) -> Any:
+        """The `current` context if a region is outermost in a step and hangs under it, or None."""
+        del region, current
         return None
 
     def open_context(self, region: Region, current: object) -> object:

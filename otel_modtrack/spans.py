@@ -126,9 +126,11 @@ class SpanSink(Sink):
         scope.flags, scope.state = built.trace_flags, built.trace_state
         return Unit(self, scope)
 
-    def below_step(self, unit: Unit, current: Any) -> Any:
+    def below_step(self, region: Region, current: Any) -> Any:
         """See `Sink.below_step`: under a span of the user's that is part of the step's trace."""
-        step = unit.scope.parent  # type: ignore[attr-defined]
+        if region.parent is not None or region.unit.opener is not None:
+            return None
+        step = region.unit.scope.parent  # type: ignore[attr-defined]
         active = parent_in(current)
         if active is None or active.span_id == step.span_id or active.trace_id != step.trace_id:
             return None

@@ -306,6 +306,42 @@ def test_spans_of_the_users_inside_a_step(
     assert len(spans) == len(ours) + 1
 
 
+def test_a_closure_inside_a_step_and_a_span_of_the_users(
+    provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """What an optimizer's closure runs is in the optimizer's step, not beside it."""
+    model = two_layers()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+    user = provider.get_tracer("user")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).sum()
+        loss.backward()
+        return loss
+
+    with (
+        ModTracker(model, tracer_provider=provider) as tracker,
+        tracker.step(0),
+        user.start_as_current_span("my update"),
+    ):
+        optimizer.step(closure)
+    spans = spans_of(exporter)
+    Tree(spans).assert_equals("""
+        train_step
+          my update
+            optimizer_step LBFGS
+              forward Sequential
+                forward Sequential.0
+                forward Sequential.1
+              backward
+                backward Sequential
+                  backward Sequential.1
+                  backward Sequential.0
+    """)
+    check_intervals(spans)
+
+
 def test_call_index_of_shared_modules(
     provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
