@@ -12,12 +12,14 @@ from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
     from otel_modtrack.configuring import Telemetry, configure
+    from otel_modtrack.policy import Policy
     from otel_modtrack.scopes import region
     from otel_modtrack.tracker import ModTracker
 
 __all__ = [
     "ConfigurationError",
     "ModTracker",
+    "Policy",
     "Telemetry",
     "__version__",
     "configure",
@@ -26,6 +28,7 @@ __all__ = [
 
 _PLACES = {
     "ModTracker": "tracker",
+    "Policy": "policy",
     "Telemetry": "configuring",
     "configure": "configuring",
     "region": "scopes",

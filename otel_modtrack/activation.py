@@ -14,15 +14,19 @@ from otel_modtrack.current import ContextReader
 from otel_modtrack.forward import ForwardSwap
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.launches import EngineSwap
+from otel_modtrack.loading import LoadSwap
 from otel_modtrack.optimizers import OptimizerHooks
 from otel_modtrack.regions import Sink
+from otel_modtrack.spans import SpanSink
+from otel_modtrack.watching import OptimizerSwap, ScalerSwap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_modtrack.comm.intercept import Interception
     from otel_modtrack.names import Names
-    from otel_modtrack.spans import SpanSink
+    from otel_modtrack.regions import Failure
+    from otel_modtrack.stepping import Stepper
 
 __all__ = ["ACTIVATION", "Activation", "Entry"]
 
@@ -35,13 +39,19 @@ class Entry:
     Attributes:
         sink: where it wants its spans to go, or None.
         collectives: `OFF`, `SUMMED` or `EACH`.
+        steps: recognises training steps; None where only explicit ones are wanted.
+        sees_all: tells whether every module call has to be seen, whatever is recorded.
     """
 
-    __slots__ = ("collectives", "sink")
+    __slots__ = ("collectives", "sees_all", "sink", "steps")
 
-    def __init__(self, collectives: str) -> None:
-        self.sink: SpanSink | None = None
+    def __init__(
+        self, collectives: str, steps: Stepper | None, sees_all: Callable[[], bool]
+    ) -> None:
+        self.sink: Sink | None = None
         self.collectives = collectives
+        self.steps = steps
+        self.sees_all = sees_all
 
 
 class Activation:
@@ -50,6 +60,7 @@ class Activation:
     def __init__(self) -> None:
         self._trackers: list[Entry] = []
         self._undo: list[Callable[[], None]] = []
+        self._undo_calls: list[Callable[[], None]] = []  # of what sees module calls
         self._swaps: dict[type, Any] = {}
         self._said: set[str] = set()
         self._interception: Interception | None = None
@@ -65,26 +76,50 @@ class Activation:
                 CORE.use(names)
             self._trackers.append(entry)
             self._choose()
+            self.wake()
             if not CORE.on:
                 self._on()
             self._see_collectives()
+            if CORE.steps is None or not CORE.steps.wants_next():
+                self.rest()
             return CORE.names
 
-    def discard(self, entry: Entry) -> None:
-        """A tracker was left; in any order. Again: does nothing."""
+    def discard(self, entry: Entry, failure: Failure | None = None) -> None:
+        """A tracker was left; in any order. Again: does nothing.
+
+        Args:
+            entry: the tracker.
+            failure: what left it, if anything.
+        """
         with CORE.lock:
+            if CORE.steps is not None and CORE.steps is entry.steps:
+                for state in list(CORE.states):
+                    CORE.steps.close(state, failure)
             self._trackers = [one for one in self._trackers if one is not entry]
             self._choose()
             if not self._trackers:
                 self.off()
-            elif CORE.on:
+            elif CORE.on or CORE.resting:
                 self._see_collectives()
 
+    def replace(self, entry: Entry, sink: Sink) -> Sink:
+        """A tracker has found out where its spans go.
+
+        Returns:
+            The sink in use.
+        """
+        with CORE.lock:
+            entry.sink = sink
+            self._choose()
+            return CORE.sink
+
     def _choose(self) -> None:
-        """The spans go to the first tracker that has a provider."""
-        sinks = [one.sink for one in self._trackers if one.sink is not None]
-        CORE.sink = sinks[0] if sinks else Sink()
-        if len({sink.provider_key for sink in sinks}) > 1 and "providers" not in self._said:
+        """The spans go to the first tracker that has a provider, and as that one wants."""
+        found = [one for one in self._trackers if one.sink is not None]
+        CORE.sink = (found[0].sink if found else None) or Sink()
+        CORE.steps = found[0].steps if found else None
+        keys = {one.sink.provider_key for one in found if isinstance(one.sink, SpanSink)}
+        if len(keys) > 1 and "providers" not in self._said:
             self._said.add("providers")
             logger.warning(
                 "several trackers with different tracer providers are on:"
@@ -92,25 +127,69 @@ class Activation:
             )
 
     def _on(self) -> None:
-        CORE.switch_off = self.off
+        CORE.switch_off, CORE.rest, CORE.wake = self.off, self.rest, self.wake
+        self._see_calls()
+        undo = self._undo
+        self._install(OptimizerHooks, "there are no optimizer spans", undo)
+        self._install(OptimizerSwap, "optimizers are found when they step", undo)
+        self._install(ScalerSwap, "steps that a gradient scaler skips are not recognised", undo)
+        self._install(LoadSwap, "there are no data_load spans", undo)
+        self._install(ChildSwap, "processes that are started do not continue the trace", undo)
+
+    def _see_calls(self) -> None:
         CORE.on = True
         for state in list(CORE.states):
             if state.running is None:
                 state.reset()
-        self._install(ForwardSwap, "nothing is tracked")
-        self._install(EngineSwap, "there are no backward regions")
-        self._install(OptimizerHooks, "there are no optimizer spans")
-        self._install(ChildSwap, "processes that are started do not continue the trace")
+        undo = self._undo_calls
+        self._install(ForwardSwap, "nothing is tracked", undo)
+        self._install(EngineSwap, "there are no backward regions", undo)
         reader = ContextReader(_span_of)
-        self._undo.append(reader.remove)
+        undo.append(reader.remove)
         reader.install()
 
-    def _install(self, kind: type, lost: str) -> None:
+    def rest(self) -> None:
+        """Take away what sees module calls, until a step comes that is to be recorded.
+
+        Not where someone wants to see what is not recorded, or something is under way.
+        """
+        with CORE.lock:
+            if not CORE.on or len(self._trackers) != 1:
+                return
+            entry, sink = self._trackers[0], CORE.sink
+            control = sink.control
+            if control is None or not control.may_rest():
+                return
+            if sink.meter is not None or entry.sees_all():
+                return
+            for state in list(CORE.states):
+                if state.unit is not None or state.running is not None or state.progress.open:
+                    return
+            CORE.on, CORE.resting = False, True
+            self._see_no_calls()
+
+    def wake(self) -> None:
+        """End a rest."""
+        with CORE.lock:
+            if CORE.resting:
+                CORE.resting = False
+                self._see_calls()
+
+    def _see_no_calls(self) -> None:
+        while self._undo_calls:
+            self._undo_calls[-1]()
+            self._undo_calls.pop()
+        CORE.forget()
+        for state in list(CORE.states):
+            if state.running is None:
+                state.reset()
+
+    def _install(self, kind: type, lost: str, undo: list[Callable[[], None]]) -> None:
         """Put one thing in place; where torch does not let us, say once what is lost."""
         try:
             thing = self._swaps.get(kind) or kind()
             self._swaps[kind] = thing
-            self._undo.append(thing.remove)
+            undo.append(thing.remove)
             thing.install()
         except (TypeError, AttributeError, KeyError) as error:
             self._say(error, lost)
@@ -147,20 +226,20 @@ class Activation:
     def off(self) -> None:
         """Take everything away: the originals are back and no hook is left."""
         with CORE.lock:
-            CORE.on = False
+            CORE.on = CORE.resting = False
+            CORE.steps = None
             try:
+                self._see_no_calls()
                 while self._undo:
                     self._undo[-1]()
                     self._undo.pop()
             finally:
-                if self._undo:  # interrupted: take the rest away all the same
+                if self._undo or self._undo_calls:  # interrupted: take the rest away all the same
                     self.off()
             if self._interception is not None:  # what could not be taken away before
                 self._interception.remove()
-            CORE.forget()
             for state in list(CORE.states):
-                if state.running is None:
-                    state.reset()
+                state.progress.forget()
 
 
 def _span_of(region: Any) -> Any:

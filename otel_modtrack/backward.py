@@ -296,6 +296,7 @@ class Run:
             state.raising = None
         if self.root is not None:
             calls.done(state, self.root)
+        CORE.settle(state)
 
     def _remove_handles(self) -> None:
         while self._handles:

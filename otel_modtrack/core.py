@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
     from otel_modtrack.backward import Run
     from otel_modtrack.comm.ledger import Ledger
-    from otel_modtrack.regions import Region, Unit
+    from otel_modtrack.comm.records import Collective
+    from otel_modtrack.regions import Region, Subject, Unit
+    from otel_modtrack.stepping import Stepper
 
 __all__ = [
     "CORE",
     "METADATA_KEY",
     "THREADS",
     "Core",
+    "Progress",
     "Stretch",
     "ThreadState",
     "from_signal_handler",
@@ -44,6 +47,7 @@ METADATA_KEY = "otel_modtrack"  # under which a node's metadata holds a stretch
 # of what leaked out of a call (an activation kept by a hook) still finds its regions.
 _RECENT = 64
 _RECENT_ENTRIES = 50_000  # about 5 MB
+_LOADS_KEPT = 16
 
 _next_thread = itertools.count().__next__
 
@@ -78,6 +82,51 @@ def real(region: Region | None) -> Region | None:
     return region
 
 
+class Progress:
+    """How far a thread's training is: what is remembered from step to step.
+
+    Attributes:
+        open: the step that was recognised and is under way, or None.
+        due: it is over, as soon as the backward is that runs now.
+        stepped: the optimizers that have stepped since the last step, by ``id``.
+        nested: the optimizer steps that run now, outermost first.
+        cuts: where each of `stepped` was done: (how many regions there were, clock in ns).
+        split: the one of `cuts` at which the step turned out to be two, or None.
+        loads: when the batches were loaded that belong to the next step.
+        evaluating: whether an explicit evaluation is under way.
+    """
+
+    __slots__ = ("cuts", "due", "evaluating", "loads", "nested", "open", "split", "stepped")
+
+    def __init__(self) -> None:
+        self.open: Any = None
+        self.nested: list[int] = []
+        self.loads: list[tuple[int, int]] = []
+        self.evaluating = False
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """No optimizer has stepped since the last step."""
+        self.due = False
+        self.split: tuple[int, int] | None = None
+        self.stepped: dict[int, bool] = {}
+        self.cuts: list[tuple[int, int]] = []
+
+    def forget(self) -> None:
+        """As if nothing had been trained on this thread."""
+        self.__init__()  # type: ignore[misc]
+
+    def add_load(self, begun_ns: int, ended_ns: int) -> None:
+        """A batch was loaded while no step was open; the last few are kept."""
+        self.loads.append((begun_ns, ended_ns))
+        del self.loads[:-_LOADS_KEPT]
+
+    def take_loads(self) -> list[tuple[int, int]]:
+        """The batches that belong to the step that begins now."""
+        found, self.loads = self.loads, []
+        return found
+
+
 class ThreadState:
     """What one thread is doing.
 
@@ -91,6 +140,7 @@ class ThreadState:
         optimizer: the optimizer step that is running, if any.
         recent, entries: the last stretches with a graph, and how long their logs are together.
         raising: (exception, failure) while an exception travels outward.
+        progress: of its training; not forgotten between steps.
     """
 
     __slots__ = (
@@ -101,6 +151,7 @@ class ThreadState:
         "numbers",
         "opener",
         "optimizer",
+        "progress",
         "raising",
         "recent",
         "running",
@@ -113,6 +164,7 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.thread = _next_thread()
+        self.progress = Progress()
         self.reset()
         CORE.states.add(self)
 
@@ -216,6 +268,8 @@ class Core:
         unexplained: what finds out, once a backward is over, why collectives were launched in it.
         inherited_task: in a process that was forked in a backward, the graph task that its parent
             was in and that it seems to be in for ever; else -1.
+        steps: recognises training steps; None where only explicit ones are wanted.
+        resting: everything is taken away until a step comes that is to be recorded.
         groups_seen: whether there is any process group, so that collectives are to be expected.
     """
 
@@ -231,7 +285,12 @@ class Core:
         self.groups_seen = False
         self.unexplained: list[Callable[[], None]] = []
         self.lock = threading.RLock()
-        self.switch_off: Callable[[], None] = lambda: None  # set by whoever switched it on
+        self.steps: Stepper | None = None
+        self.resting = False
+        # Set by whoever switched it on. `rest` and `wake` do nothing where that cannot be.
+        self.switch_off: Callable[[], None] = lambda: None
+        self.rest: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None
         self._prune_at = 64
 
     def use(self, names: Names) -> None:
@@ -259,11 +318,33 @@ class Core:
             state.recent.clear()
             state.entries = 0
 
+    def begin(self, state: ThreadState, subject: Subject) -> Unit | None:
+        """The unit of an outermost region of `subject` that begins on a thread; None: not recorded.
+
+        That of the step that begins with it, where it is recognised as one.
+        """
+        sink = self.sink.ready()
+        if self.steps is not None and self.steps.includes(state, subject):
+            return state.unit
+        return sink.begin(subject)
+
     def flush(self, unit: Unit) -> None:
         """A unit is over: the ledgers note what ran, and the sink gets it."""
         for ledger in self.ledgers:
             ledger.take_modules(unit.regions)
         unit.sink.flush(unit)
+
+    def count(self, record: Collective, unit: Unit | None) -> None:
+        """A collective was launched, in a unit or in none."""
+        if unit is None and self.sink.meter is not None:
+            self.sink.meter.outside(record)
+        for ledger in self.ledgers:
+            ledger.add(record)
+
+    def settle(self, state: ThreadState) -> None:
+        """Something new begins on a thread, or a backward is over: so may be its step."""
+        if self.steps is not None:
+            self.steps.settle(state)
 
     def explain(self) -> None:
         """A backward is over: what could not be asked meanwhile is found out."""
@@ -280,7 +361,7 @@ class Core:
             raise error
         if isinstance(error, RecursionError):
             return  # the user's own call is about to meet the same limit, and will say so
-        if not self.on:
+        if not (self.on or self.resting):
             return
         try:
             self.switch_off()
@@ -300,8 +381,10 @@ class Core:
         for state in list(self.states):
             if state.unit is not None:
                 state.unit.sink = Sink()
-        if self.on:
+            state.progress.forget()
+        if self.on or self.resting:
             self.sink = Sink()
+            self.steps = None
             self.switch_off()
         self.forget()
         for state in list(self.states):

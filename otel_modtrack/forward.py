@@ -170,9 +170,9 @@ def _outermost(state: ThreadState, subject: Subject) -> Region | None:
     if state.running is None and (state.stretch is not None or state.unit is not None):
         tidy(state)
     unit = state.unit
-    if unit is None:
+    if unit is None or state.progress.open is not None:
         # Export without dynamo calls the modules, with tensors that hold nothing.
-        unit = None if torch.compiler.is_compiling() else CORE.sink.begin(subject)
+        unit = None if torch.compiler.is_compiling() else CORE.begin(state, subject)
         if unit is None:
             state.skip = True  # until this call's `leave` or `fail`
             return None

@@ -18,7 +18,7 @@ from otel_modtrack.regions import Kind, Subject
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -148,9 +148,20 @@ class Names:
 
     Keyed by ``id`` because a module may be unhashable; the weak reference's callback runs before
     the id can be used again. Reading ``known`` needs no lock, naming takes one.
+
+    Args:
+        wanted: tells of a module's fqn, template and classes whether its calls are regions; all
+            are if None.
+        named: called with each module that is named.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wanted: Callable[[str, str, tuple[str, str]], bool] | None = None,
+        named: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        self._wanted = wanted
+        self._named = named
         self.known: dict[int, Subject] = {}
         self._refs: dict[int, weakref.ref[nn.Module]] = {}
         self._roots: dict[str, set[int]] = {}
@@ -276,9 +287,13 @@ class Names:
             target=target,
             plain=plain and "forward" not in module.__dict__,
             compiled=wrapper == "OptimizedModule",
-            hidden=_is_compilers(module) or _wraps_compilers(innermost),
+            hidden=_is_compilers(module)
+            or _wraps_compilers(innermost)
+            or not (self._wanted is None or self._wanted(fqn, template(fqn), (shown, wrapper))),
             ref=ref,
         )
+        if self._named is not None:
+            self._named(module)
         refs[key] = ref
         known[key] = subject
         return subject

@@ -54,6 +54,8 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     del args, kwargs
     try:
         state = THREADS.state
+        if CORE.steps is not None:
+            CORE.steps.optimizer_begins(state, optimizer)
         if state.skip:
             return
         check(state)
@@ -78,7 +80,7 @@ def _open(state: ThreadState, subject: Subject) -> None:
     unit = parent.unit if parent is not None else state.unit
     opened_here = unit is None
     if unit is None:
-        unit = CORE.sink.begin(subject)
+        unit = None if state.progress.open is not None else CORE.sink.ready().begin(subject)
         if unit is None:
             return
     region = Region(subject, parent, Phase.FORWARD, calls.clock(), unit)
@@ -104,6 +106,8 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
             calls.close(state, running, running.parent)
         elif state.optimizer is not None and _is_step(state.optimizer, name):
             _close(state, state.optimizer)
+        if CORE.steps is not None:
+            CORE.steps.optimizer_stepped(state, optimizer)
     except Exception as error:  # noqa: BLE001
         CORE.fault("an optimizer's step", error)
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_modtrack.comm.records import Collective
+    from otel_modtrack.control import Control
+    from otel_modtrack.fold import Folded
+    from otel_modtrack.metrics import Meter
 
 __all__ = ["CALLS", "Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
 
@@ -36,6 +39,7 @@ class Kind(enum.Enum):
     MODULE = "module"
     SCOPE = "region"  # a named region: otel_modtrack.region("loss")
     OPTIMIZER = "optimizer"
+    LOAD = "data_load"  # one batch from a DataLoader
     BACKWARD = "backward"  # one run of the autograd engine: the root of its backward regions
     ENGINE = "engine"  # what runs on a thread inside an engine run hangs under it; never exported
 
@@ -197,15 +201,21 @@ class Unit:
         opener: the outermost region that opened it and exports it; None where a step does.
         scope: opaque, owned by the sink: parent and sampling of its outermost regions.
         told: opaque, owned by the sink: what its spans say of collectives.
+        folded: the regions that have no spans of their own; None if all have.
+        alone: whether only its step, or its opener, is to have a span.
+        outlier: whether its opener took longer than the policy allows.
     """
 
     __slots__ = (
+        "alone",
         "base_ns",
         "bodies",
         "collectives",
         "flushed",
+        "folded",
         "held",
         "opener",
+        "outlier",
         "regions",
         "scope",
         "sink",
@@ -222,6 +232,9 @@ class Unit:
         self.bodies: list[Region] = []
         self.collectives: list[Collective] = []
         self.told: Any = None
+        self.folded: Folded | None = None
+        self.alone = False
+        self.outlier = False
         self.flushed = False
 
     def wall_ns(self, perf_ns: int) -> int:
@@ -256,11 +269,21 @@ class Sink:
             methods ``get``, ``set``, ``reset``); None where no region is ever made current.
         wants_backward: whether backward regions are of use to it.
         dropped: regions that were lost on the way so far.
+        provider_key: tells providers apart.
+        control: what is recorded; None for everything.
+        meter: where durations and collectives go as metrics; None for nowhere.
     """
 
     var: Any = None
     wants_backward = False
     dropped = 0
+    provider_key = 0
+    control: Control | None = None
+    meter: Meter | None = None
+
+    def ready(self) -> Sink:
+        """The sink that records go to; another one where that is found out at the first of them."""
+        return self
 
     def begin(self, subject: Subject) -> Unit | None:
         """Open a unit for an outermost region of `subject`; None if it is not to be recorded."""

@@ -21,6 +21,8 @@ def span_name(subject: Subject, phase: str) -> str:
         return semconv.BACKWARD_SPAN
     if subject.kind is Kind.OPTIMIZER:
         return f"{semconv.OPTIMIZER_STEP_SPAN} {subject.template}"
+    if subject.kind is Kind.LOAD:
+        return semconv.DATA_LOAD_SPAN
     return f"{phase} {subject.template}"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["region"]
+__all__ = ["enter", "region"]
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -56,7 +56,7 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        state, before = _enter(self._name)
+        state, before = enter(lambda: self._name)
         here = THREADS.state
         call = here.running if state is not None and here.running is not before else None
         self._entered.append(_Entered(here, state is not None, before, call))
@@ -94,7 +94,7 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
 
         @functools.wraps(function)
         def inner(*args: Any, **kwargs: Any) -> Any:
-            state, before = _enter(name)
+            state, before = enter(lambda: name)
             try:
                 outs = function(*args, **kwargs)
                 if state is not None:
@@ -157,8 +157,15 @@ def _leave_elsewhere(entered: _Entered, error: BaseException | None) -> None:
         CORE.fault("a region's exit", fault)
 
 
-def _enter(name: str) -> tuple[Any, Region | None]:
-    """Begin a named region on this thread. Returns what its end needs; (None, None) if off."""
+def enter(named: Callable[[], str]) -> tuple[Any, Region | None]:
+    """Begin a named region on this thread.
+
+    Args:
+        named: tells its name, where one is recorded.
+
+    Returns:
+        What its end needs, the thread's state and what was running; (None, None) if off.
+    """
     if torch.compiler.is_compiling() or not CORE.on:  # a constant to dynamo
         return None, None
     state = THREADS.state
@@ -166,6 +173,7 @@ def _enter(name: str) -> tuple[Any, Region | None]:
         return None, None
     before = state.running
     try:
+        name = named()
         subject = _subjects.get(name)
         if subject is None:
             subject = _subjects[name] = Subject(Kind.SCOPE, name, template(name), "region")

@@ -20,6 +20,7 @@ from otel_modtrack.comm.telling import EACH, summary_of
 from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
+from otel_modtrack.shaping import folded_attributes, folded_events
 from otel_modtrack.spans import Scope, SpanSink
 
 if TYPE_CHECKING:
@@ -206,9 +207,16 @@ class SdkSink(SpanSink):
         name, attributes, _ = self._static(region.subject, region.phase, region.index)
         status: trace.Status = _UNSET
         events: tuple[sdk_trace.Event, ...] = ()
-        if unit.told is not None and (told := unit.told.get(region)) is not None:
+        told = unit.told.get(region) if unit.told is not None else None
+        if told is not None:
             attributes = self._with_sums(region, told, attributes)
-            events = self._collectives(unit, told, spare=failure is not None)
+        if unit.folded is not None and (count := folded_attributes(unit, region)):
+            attributes = self._bounded({**attributes, **count})
+            events = self._folded(region)
+        if told is not None:
+            events += self._collectives(unit, told, spare=(failure is not None) + len(events))
+        if unit.outlier and region is unit.opener:
+            attributes = self._bounded({**attributes, semconv.STEP_OUTLIER: True})
         if failure is not None:
             attributes = self._bounded({**attributes, semconv.ERROR_TYPE: failure.type})
             status = trace.Status(trace.StatusCode.ERROR, failure.message)
@@ -231,6 +239,15 @@ class SdkSink(SpanSink):
             unit.base_ns + region.start_ns,
             unit.base_ns + region.end_ns,
             self._scope_info,
+        )
+
+    def _folded(self, region: Region) -> tuple[sdk_trace.Event, ...]:
+        unit = region.unit
+        return tuple(
+            sdk_trace.Event(
+                semconv.FOLDED_EVENT, self._bounded(attributes, event=True), unit.base_ns + at_ns
+            )
+            for attributes, at_ns in folded_events(unit, region, self.most_events)
         )
 
     def _collectives(self, unit: Unit, told: Told, *, spare: int) -> tuple[sdk_trace.Event, ...]:

@@ -30,14 +30,26 @@ __all__ = [
     "COLLECTIVE_SHAPES",
     "COLLECTIVE_SIZE",
     "COMPILED",
+    "DATA_LOAD_SPAN",
+    "EPOCH",
     "ERROR_TYPE",
+    "EVALUATION_KIND",
+    "EVALUATION_SPAN",
     "EXCEPTION_EVENT",
     "EXCEPTION_MESSAGE",
     "EXCEPTION_STACKTRACE",
     "EXCEPTION_TYPE",
+    "FOLDED_COUNT",
+    "FOLDED_EVENT",
+    "FOLDED_LONGEST",
+    "FOLDED_NAME",
+    "FOLDED_TOTAL",
     "JOB_ID",
+    "LEARNING_RATE",
     "LOCAL_RANK",
+    "LOSS",
     "MODULE_CALL_INDEX",
+    "MODULE_DURATION",
     "MODULE_FQN",
     "MODULE_TEMPLATE",
     "MODULE_TYPE",
@@ -47,7 +59,11 @@ __all__ = [
     "RANK",
     "SCOPE_NAME",
     "SPANS_DROPPED",
+    "SPANS_FOLDED",
+    "STEP_DURATION",
     "STEP_NUMBER",
+    "STEP_OUTLIER",
+    "STEP_SKIPPED",
     "TRAIN_STEP_SPAN",
     "WORLD_SIZE",
 ]
@@ -58,6 +74,8 @@ SCOPE_NAME: Final = "otel_modtrack"
 TRAIN_STEP_SPAN: Final = "train_step"
 BACKWARD_SPAN: Final = "backward"
 OPTIMIZER_STEP_SPAN: Final = "optimizer_step"  # followed by the optimizer's class
+DATA_LOAD_SPAN: Final = "data_load"
+EVALUATION_SPAN: Final = "evaluation"
 
 PHASE: Final = "modtrack.phase"
 MODULE_FQN: Final = "modtrack.module.fqn"
@@ -67,7 +85,14 @@ MODULE_WRAPPER: Final = "modtrack.module.wrapper"
 MODULE_CALL_INDEX: Final = "modtrack.module.call_index"
 COMPILED: Final = "modtrack.compiled"
 STEP_NUMBER: Final = "modtrack.step.number"
+STEP_OUTLIER: Final = "modtrack.step.outlier"
+STEP_SKIPPED: Final = "modtrack.step.skipped"
+EPOCH: Final = "modtrack.epoch"
+LOSS: Final = "modtrack.loss"
+LEARNING_RATE: Final = "modtrack.learning_rate"
+EVALUATION_KIND: Final = "modtrack.evaluation.kind"
 SPANS_DROPPED: Final = "modtrack.spans.dropped"
+SPANS_FOLDED: Final = "modtrack.spans.folded"
 RANK: Final = "modtrack.rank"
 WORLD_SIZE: Final = "modtrack.world_size"
 LOCAL_RANK: Final = "modtrack.local_rank"
@@ -97,6 +122,17 @@ COLLECTIVE_PARAMETERS: Final = "modtrack.collective.parameters"
 COLLECTIVE_PLACEMENTS_SOURCE: Final = "modtrack.collective.placements.source"
 COLLECTIVE_PLACEMENTS_TARGET: Final = "modtrack.collective.placements.target"
 
+# What a span says of the regions in it that have no spans of their own.
+FOLDED_EVENT: Final = "modtrack.folded"
+FOLDED_NAME: Final = "modtrack.folded.name"
+FOLDED_COUNT: Final = "modtrack.folded.count"
+FOLDED_TOTAL: Final = "modtrack.folded.duration.total"
+FOLDED_LONGEST: Final = "modtrack.folded.duration.longest"
+
+# Metrics, beside those that are called as the attributes of collectives and of dropped spans are.
+MODULE_DURATION: Final = "modtrack.module.duration"
+STEP_DURATION: Final = "modtrack.step.duration"
+
 ATTRIBUTES: Final[dict[str, str]] = {
     PHASE: "forward, backward or recompute",
     MODULE_FQN: "fully qualified name, beginning with the root's class: GPT.layers.17.mlp",
@@ -106,7 +142,18 @@ ATTRIBUTES: Final[dict[str, str]] = {
     MODULE_CALL_INDEX: "which call this is (from 0), for what is called more than once in the step",
     COMPILED: "true where the region is one compiled callable",
     STEP_NUMBER: "number of the training step",
+    STEP_OUTLIER: "true where it took longer than the policy's multiple of the running median",
+    STEP_SKIPPED: "true where a gradient scaler skipped an optimizer's step",
+    EPOCH: "that the step belongs to, from 0, where a framework tells",
+    LOSS: "as the framework told it, where asked for",
+    LEARNING_RATE: "of the optimizer's first parameter group in the step, where asked for",
+    EVALUATION_KIND: "validation, test, predict, ..., where a framework tells",
     SPANS_DROPPED: "regions of the step that could not be handed to the provider",
+    SPANS_FOLDED: "regions that ran inside and have no span of their own",
+    FOLDED_NAME: "what the spans of the regions would have been called; none where it is several",
+    FOLDED_COUNT: "regions that the event stands for",
+    FOLDED_TOTAL: "their durations together, in seconds",
+    FOLDED_LONGEST: "the duration of the longest, in seconds",
     RANK: "of this process among all, where torch.distributed is initialised",
     WORLD_SIZE: "how many processes there are",
     LOCAL_RANK: "of this process on its machine, where the launcher tells (LOCAL_RANK)",

@@ -17,16 +17,21 @@ from opentelemetry import trace
 from otel_modtrack import carrier, semconv
 from otel_modtrack.carrier import SUPPRESS_KEY, parent_in
 from otel_modtrack.comm.telling import EACH, OFF, SUMMED, gather
+from otel_modtrack.control import Control
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.interrupts import from_signal_handler
+from otel_modtrack.policy import Policy
 from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
 from otel_modtrack.saying import attributes_of, number, span_name, tell
+from otel_modtrack.shaping import Spent, choose, folded_attributes, folded_events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
+
+    from otel_modtrack.metrics import Meter
 
 __all__ = ["Scope", "SpanSink", "make_sink"]
 
@@ -47,9 +52,22 @@ class Scope:
         joined: a span of the trace to join, where there is no parent.
         extra: attributes that the sampler adds to the unit's first region.
         early: the span of the unit's first region, started to ask the provider about it.
+        outer: of a step's unit: the context that the step hangs under.
+        around: of a step whose span nobody made current: the span that was, or None.
     """
 
-    __slots__ = ("context", "early", "extra", "flags", "joined", "parent", "state", "trace_id")
+    __slots__ = (
+        "around",
+        "context",
+        "early",
+        "extra",
+        "flags",
+        "joined",
+        "outer",
+        "parent",
+        "state",
+        "trace_id",
+    )
 
     def __init__(self, context: Context, parent: trace.SpanContext | None) -> None:
         self.context = context
@@ -60,6 +78,15 @@ class Scope:
         self.joined: trace.SpanContext | None = None
         self.extra: Mapping[str, AttributeValue] | None = None
         self.early: trace.Span | None = None
+        self.outer: Context = context
+        self.around: trace.SpanContext | None = None
+
+    def beside(self) -> Scope:
+        """Where what belongs beside a step hangs, if this is the step's own."""
+        found = Scope(self.outer, parent_in(self.outer))
+        found.joined = step = self.parent
+        found.trace_id, found.flags, found.state = step.trace_id, step.trace_flags, step.trace_state  # type: ignore[union-attr]
+        return found
 
 
 def _while_it_lasts(scope: Scope) -> Scope:
@@ -78,6 +105,10 @@ class SpanSink(Sink):
         provider_key: tells providers apart.
 
     Attributes:
+        control: what is recorded, and in how many spans.
+        meter: where durations and collectives go as metrics; None for nowhere.
+        unrecorded: the sink of what is measured and gets no spans.
+        sees_all: tells whether every module call has to be seen, whatever is recorded.
         dropped: regions that could not be handed to the provider so far.
         collectives: what is told of them, `OFF`, `SUMMED` or `EACH`.
         most_events: that a span of this provider has room for; None for any number.
@@ -93,6 +124,11 @@ class SpanSink(Sink):
         self.dropped = 0
         self.collectives = SUMMED
         self.most_events: int | None = _MOST_EVENTS
+        self.control: Control = Control(Policy())
+        self.meter: Meter | None = None
+        self.unrecorded = Unrecorded(self)
+        self.sees_all: Callable[[], bool] = lambda: False
+        self._spent = Spent()
         self._complained = False
         self._interrupted: Exception | None = None
 
@@ -103,19 +139,27 @@ class SpanSink(Sink):
         context = self.var.get()
         if context.get(self.suppress_key):
             return None
+        if not self.control.records_outside():
+            return self.measure()
         parent = parent_in(context)
         if parent is None:
             context = carrier.around(context)
             parent = parent_in(context)
-        if parent is not None and not int(parent.trace_flags) & 1 and self.follows_parent():
-            return None
-        return self._sampled(subject, Scope(context, parent))
+        if self.leaves_out(parent):
+            return self.measure()
+        return self._sampled(subject, Scope(context, parent)) or self.measure()
+
+    def measure(self) -> Unit | None:
+        """A unit for what gets no spans, if it is to be measured, or hooks wait for it."""
+        return Unit(self.unrecorded) if self.meter is not None or self.sees_all() else None
 
     def begin_backward(self, forward: Region) -> Unit | None:
         """See `Sink.begin_backward`: in the trace of the forward, under what is active there."""
         context = self.var.get()
         if context.get(self.suppress_key):
             return None
+        if isinstance(forward.unit.sink, Unrecorded):  # what was not recorded is measured at most
+            return self.measure()
         built = self.span_context(forward)
         active = parent_in(context)
         if active is not None and active.trace_id == built.trace_id:
@@ -134,7 +178,12 @@ class SpanSink(Sink):
         active = parent_in(current)
         if active is None or active.span_id == step.span_id or active.trace_id != step.trace_id:
             return None
-        return current
+        around = region.unit.scope.around  # type: ignore[attr-defined]
+        return None if around is not None and active.span_id == around.span_id else current
+
+    def leaves_out(self, parent: trace.SpanContext | None) -> bool:
+        """Whether what is below a parent is known not to be sampled, without a sampler's word."""
+        return parent is not None and not int(parent.trace_flags) & 1 and self.follows_parent()
 
     def follows_parent(self) -> bool:
         """Whether a parent that is not sampled settles it."""
@@ -161,7 +210,7 @@ class SpanSink(Sink):
         known = region.span
         if known is not None and not isinstance(known, trace.SpanContext):
             return known  # type: ignore[no-any-return]
-        if region.unit.flushed:
+        if region.unit.flushed or _is_folded(region):
             return trace.NonRecordingSpan(self.span_context(region))
         return self._materialise(region)
 
@@ -173,6 +222,7 @@ class SpanSink(Sink):
             and pending[-1].context is None
             and not isinstance(above.span, trace.Span)
             and not above.unit.flushed
+            and not _is_folded(above)
         ):
             pending.append(above)
         while pending:
@@ -270,8 +320,6 @@ class SpanSink(Sink):
     def flush(self, unit: Unit) -> None:
         """See `Sink.flush`. A fault of a processor of the user's is logged, once, and counted."""
         regions, unit.regions = unit.regions, []
-        if unit.collectives and self.collectives != OFF:
-            unit.told = gather(unit)
         number(regions)
         if not all(region.end_ns for region in regions):
             now_ns = clock()
@@ -280,12 +328,47 @@ class SpanSink(Sink):
         for region in unit.bodies:  # one that outlived its parent hangs where it fits
             while region.parent is not None and region.parent.end_ns < region.end_ns:
                 region.parent = region.parent.parent
-        self.write_all(regions)
+        spans = choose(unit, regions, self.control, self._spent, self._trace_id(unit))
+        self._take_ids(unit)
+        if unit.collectives and self.collectives != OFF:
+            unit.told = gather(unit)
+        self.write_all(spans)
         unit.flushed = True
+        if self.meter is not None:
+            self.meter.take(unit, regions, self._context_of(unit))
         unit.collectives.clear()
+        if unit.opener is not None:  # else the step's span tells
+            unit.told = unit.folded = None
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is not None:
             raise interrupted
+
+    def _trace_id(self, unit: Unit) -> int:
+        """The trace that a unit is in; 0 where its spans, not started yet, will begin one."""
+        scope: Scope = unit.scope  # type: ignore[assignment]
+        if scope.trace_id or unit.opener is None:
+            return scope.trace_id
+        known = unit.opener.span
+        return 0 if known is None else self.span_context(unit.opener).trace_id
+
+    def _take_ids(self, unit: Unit) -> None:
+        """What refers to a region without a span refers to the one that stands for it."""
+        if unit.folded is not None:
+            step = unit.scope.parent  # type: ignore[attr-defined]
+            for region, target in unit.folded.into.items():
+                region.span = step if target is None else self.span_context(target)
+
+    def _context_of(self, unit: Unit) -> Callable[[Region], trace.SpanContext | None]:
+        """Tells where the span of one of the unit's regions is, if it has one."""
+        folded = unit.folded
+        sampled = int(unit.scope.flags) & 1  # type: ignore[attr-defined]
+
+        def context_of(region: Region) -> trace.SpanContext | None:
+            if not sampled or (folded is not None and region in folded.into):
+                return None
+            return self.span_context(region)
+
+        return context_of
 
     def write_all(self, regions: list[Region]) -> None:
         """Hand on the spans of regions that are over: all are started before any is ended."""
@@ -322,44 +405,85 @@ class SpanSink(Sink):
             span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
         if region.subject.compiled and region.subject.kind is Kind.MODULE:
             span.set_attribute(semconv.COMPILED, True)
-        if unit.told is not None and region in unit.told:
-            self.tell_collectives(span, unit, region, spare=region.failure is not None)
+        if unit.outlier and region is unit.opener:
+            span.set_attribute(semconv.STEP_OUTLIER, True)
+        self.tell_inner(span, unit, region, spare=region.failure is not None)
         if region.failure is not None:
             tell(span, region.failure, unit)
         span.end(unit.wall_ns(region.end_ns))
         region.span = span.get_span_context()
 
-    def tell_collectives(
+    def tell_inner(
         self, span: trace.Span, unit: Unit, region: Region | None, *, spare: int
     ) -> None:
-        """Say on a span, through the API, what was launched in `region` (None: in the step).
+        """Say on a span, through the API, what has no spans of its own in `region`.
+
+        That is collectives, and regions that were folded.
 
         Args:
             span: that stands for it; still open.
-            unit: whose collectives are told.
-            region: it.
+            unit: whose collectives and regions they are.
+            region: it; None for the step.
             spare: for how many more events there must be room.
         """
-        told = unit.told.get(region)
-        if told is None or not told.count:
-            return
-        span.set_attributes(told.attributes())
         most = self.most_events
         if most is not None:
             most -= len(getattr(span, "events", ())) + spare
+        if unit.folded is not None:
+            span.set_attributes(folded_attributes(unit, region))
+            summaries = folded_events(unit, region, most)
+            for attributes, at_ns in summaries:
+                span.add_event(semconv.FOLDED_EVENT, attributes, unit.wall_ns(at_ns))
+            most = most if most is None else most - len(summaries)
+        told = unit.told.get(region) if unit.told is not None else None
+        if told is None or not told.count:
+            return
+        span.set_attributes(told.attributes())
         for event in told.events(each=self.collectives == EACH, most=most):
             span.add_event(semconv.COLLECTIVE_EVENT, event.attributes(), unit.wall_ns(event.at_ns))
 
 
-def make_sink(provider: trace.TracerProvider | None, version: str) -> SpanSink | None:
-    """The sink for a provider (None: the global one); None if no spans would come out of it."""
+class Unrecorded(Sink):
+    """What gets no spans, and is measured."""
+
+    wants_backward = True
+
+    def __init__(self, sink: SpanSink) -> None:
+        self._sink = sink
+
+    def flush(self, unit: Unit) -> None:
+        """See `Sink.flush`."""
+        meter = self._sink.meter
+        now_ns = clock()
+        for region in unit.regions:
+            region.end_ns = region.end_ns or now_ns
+        if meter is not None:
+            meter.take(unit, unit.regions, None)
+        super().flush(unit)
+
+
+def _is_folded(region: Region) -> bool:
+    folded = region.unit.folded
+    return folded is not None and region in folded.into
+
+
+def make_sink(
+    provider: trace.TracerProvider | None, version: str, *, measures: bool = False
+) -> SpanSink | None:
+    """The sink for a provider (None: the global one); None if nothing would come out of it.
+
+    Args:
+        provider: of tracers.
+        version: of the instrumentation scope.
+        measures: whether it is wanted for its metrics, too.
+    """
     if provider is None:
         provider = trace.get_tracer_provider()
-    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
-        return None
-    tracer = provider.get_tracer(semconv.SCOPE_NAME, version)
+    tracer: trace.Tracer = trace.NoOpTracer()
+    if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        tracer = provider.get_tracer(semconv.SCOPE_NAME, version)
     if isinstance(tracer, trace.NoOpTracer):
-        return None
+        return SpanSink(tracer) if measures else None
     try:
         from otel_modtrack.sdk import SdkSink  # noqa: PLC0415 - the SDK is optional
     except ImportError:

@@ -27,7 +27,7 @@ class CodeSwap:
     the objects themselves, so that the code needs no closure and no name in the function's module.
 
     Raises:
-        TypeError: if the target is not a plain function without free variables.
+        TypeError: if the target is not a plain function, or has other free variables than ours.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class CodeSwap:
         ours: types.CodeType,
         constants: Mapping[str, object],
     ) -> None:
-        if not isinstance(target, types.FunctionType) or target.__code__.co_freevars:
+        free = getattr(getattr(target, "__code__", None), "co_freevars", None)
+        if not isinstance(target, types.FunctionType) or free != ours.co_freevars:
             msg = f"{target!r} is not a plain Python function"
             raise TypeError(msg)
         self._target = target
@@ -146,9 +147,20 @@ def _compile(function: ast.FunctionDef, target: Callable[..., Any]) -> types.Cod
     for argument in ast.walk(function.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    tree = ast.Module([function], [])
-    compiled = compile(tree, target.__code__.co_filename, "exec", dont_inherit=True)
-    return next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+    code = _code_in([function], target.__code__.co_filename)
+    free = target.__code__.co_freevars
+    if free:  # `super()` refers to the class through one: it is a variable of a function around
+        around = ast.parse(f"def around({', '.join(free)}): pass").body[0]
+        around.body = [function]  # type: ignore[attr-defined]
+        code = _code_in(_code_in([around], target.__code__.co_filename))
+    return code
+
+
+def _code_in(body: Any, file: str = "") -> types.CodeType:
+    """The function in statements, or in a code object."""
+    if not isinstance(body, types.CodeType):
+        body = compile(ast.Module(body, []), file, "exec", dont_inherit=True)
+    return next(c for c in body.co_consts if isinstance(c, types.CodeType))
 
 
 def _line_of(code: types.CodeType, attribute: str) -> int:

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import logging
 import operator
-import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from opentelemetry import context as context_api, trace
+from opentelemetry import metrics as metrics_api, trace
 
-from otel_modtrack import calls, carrier, optimizers, semconv, userhooks, where
+from otel_modtrack import calls, carrier, options, userhooks, where
 from otel_modtrack.activation import ACTIVATION, Entry
 from otel_modtrack.collectives import Collectives
 from otel_modtrack.comm.ledger import Ledger
-from otel_modtrack.comm.telling import EACH, OFF, SUMMED
+from otel_modtrack.comm.telling import OFF
+from otel_modtrack.control import Control
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.late import LateSink
+from otel_modtrack.methods import MethodSwap
+from otel_modtrack.metrics import Meter
 from otel_modtrack.names import Names
-from otel_modtrack.regions import CALLS, Unit
-from otel_modtrack.saying import tell
-from otel_modtrack.spans import Scope, SpanSink, make_sink
+from otel_modtrack.on_signal import SignalSwap
+from otel_modtrack.policy import Policy
+from otel_modtrack.regions import CALLS
+from otel_modtrack.spans import SpanSink, make_sink
+from otel_modtrack.stepping import Stepper
+from otel_modtrack.steps import Evaluation, Step
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from opentelemetry.util.types import AttributeValue
     from torch import nn
     from typing_extensions import Self
 
 __all__ = ["ModTracker", "Step"]
 
-logger = logging.getLogger("otel_modtrack")
+AUTO = "auto"
 
 
 class ModTracker:
@@ -49,13 +55,22 @@ class ModTracker:
             by itself. Without it, the outermost module that is called is the root of the names.
         tracer_provider: where the spans go; the global provider if None. It is asked for when the
             tracker is entered.
+        meter_provider: where metrics go; the global provider if None.
         collectives: ``"summed"``: one event per operation and process group on each span.
             ``"each"``: one event per collective, with shapes, duration and reason. ``"off"``: they
             are not looked at.
+        steps: ``"auto"``: training steps are recognised, until `step` is used (docs/steps.md).
+            ``"explicit"``: there are those of `step` alone.
+        policy: which steps and modules get spans, and how many.
+        metrics: whether durations and collectives are metrics, too (docs/metrics.md).
+
+    What is None is as the ``OTEL_PYTHON_MODTRACK_*`` variables say (docs/configuration.md); they
+    say "summed", "auto", everything within a budget, and no metrics if they are not set.
 
     Raises:
-        TypeError: if `model` is not a module or `tracer_provider` not a tracer provider.
-        ValueError: if `collectives` is none of the three.
+        TypeError: if an argument is of the wrong type.
+        ValueError: if an argument is none that can be used.
+        ConfigurationError: if a variable cannot be used.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -69,12 +84,16 @@ class ModTracker:
         are on at once, the spans go to the provider of the first that has one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the model by keyword
         self,
         model: nn.Module | None = None,
         *,
         tracer_provider: trace.TracerProvider | None = None,
-        collectives: str = SUMMED,
+        meter_provider: metrics_api.MeterProvider | None = None,
+        collectives: str | None = None,
+        steps: str | None = None,
+        policy: Policy | None = None,
+        metrics: bool | None = None,
     ) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             msg = f"ModTracker(model): a torch.nn.Module is wanted, not {type(model).__name__}"
@@ -85,40 +104,93 @@ class ModTracker:
                 f" not {type(tracer_provider).__name__}"
             )
             raise TypeError(msg)
-        if collectives not in (SUMMED, EACH, OFF):
+        if meter_provider is not None and not isinstance(meter_provider, metrics_api.MeterProvider):
             msg = (
-                "ModTracker(collectives=...): 'summed', 'each' or 'off' is wanted,"
-                f" not {collectives!r}"
+                "ModTracker(meter_provider=...): an opentelemetry.metrics.MeterProvider is wanted,"
+                f" not {type(meter_provider).__name__}"
             )
-            raise ValueError(msg)
+            raise TypeError(msg)
+        if policy is not None and not isinstance(policy, Policy):
+            msg = f"ModTracker(policy=...): a Policy is wanted, not {type(policy).__name__}"
+            raise TypeError(msg)
         self._model = weakref.ref(model) if model is not None else None
         self._provider = tracer_provider
-        self._names = Names()
+        self._meter_provider = meter_provider
+        self._mode = options.resolve("collectives", collectives)
+        self._steps = options.resolve("steps", steps)
+        self._metrics = options.resolve("metrics", metrics)
+        self._policy = policy if policy is not None else options.read_policy()
+        self._control = Control(self._policy, where.rank)
+        self._methods = MethodSwap(self._policy.methods) if self._policy.methods else None
+        self._names = self._new_names()
         self._hooks = userhooks.UserHooks()
         self._entries: list[Entry] = []
-        self._mode = collectives
         self._collectives = Collectives(Ledger())
+        self._undo: list[Callable[[], None]] = []
+        # Called once, before it is looked up where spans go, which is then done late.
+        self._prepare: Callable[[], None] | None = None
+
+    def _new_names(self) -> Names:
+        wanted = self._policy.wants_module if self._policy.selects_modules else None
+        return Names(wanted, self._methods.seen if self._methods is not None else None)
 
     def __enter__(self) -> Self:
         """Switch tracking on."""
-        entry = Entry(self._mode)
+        steps = Stepper() if self._steps == AUTO else None
+        entry = Entry(self._mode, steps, lambda: self._hooks.any)
         try:
-            if not self._entries:
+            first = not self._entries
+            if first:
                 self._count()
             self._entries.append(entry)
             carrier.read()
-            entry.sink = make_sink(self._provider, __version__)
-            if entry.sink is not None:
-                entry.sink.collectives = self._mode
+            late = self._prepare is not None
+            entry.sink = self._late_sink(entry) if late else self._make_sink()
             self._names = ACTIVATION.add(entry, self._names)
+            if first:
+                self._install()
             model = self._model() if self._model is not None else None
             if model is not None:
                 self._names.name(model)
             self._hooks.install()
         except BaseException:  # a signal handler's: the `with` block is not entered
-            self._leave(entry)
+            self._leave(entry, None)
             raise
         return self
+
+    def _install(self) -> None:
+        """What this tracker alone needs."""
+        if self._methods is not None:
+            self._undo.append(self._methods.remove)
+            self._methods.install()
+        number = self._policy.signal_number
+        if number is not None:
+            swap = SignalSwap(number, lambda: self._control.ask(self._policy.signal_steps))
+            self._undo.append(swap.remove)
+            swap.install()
+
+    def _make_sink(self) -> SpanSink | None:
+        """Where spans and metrics go, if anywhere."""
+        meter = None
+        if self._metrics:
+            meter = Meter(self._meter_provider or metrics_api.get_meter_provider(), __version__)
+        sink = make_sink(self._provider, __version__, measures=meter is not None)
+        if sink is not None:
+            sink.collectives, sink.control, sink.meter = self._mode, self._control, meter
+            sink.sees_all = lambda: self._hooks.any
+            if meter is not None:
+                meter.watch_dropped(lambda: sink.dropped)
+        return sink
+
+    def _late_sink(self, entry: Entry) -> LateSink:
+        def find() -> Any:
+            prepare, self._prepare = self._prepare, None
+            if prepare is not None:
+                prepare()
+            sink = self._make_sink()
+            return ACTIVATION.replace(entry, sink) if sink is not None else None
+
+        return LateSink(self._control, find)
 
     def __exit__(
         self,
@@ -131,17 +203,20 @@ class ModTracker:
             return
         entry = self._entries[-1]
         try:
-            self._leave(entry)
+            self._leave(entry, error)
         except BaseException:  # a signal handler's: leave all the same
-            self._leave(entry)
+            self._leave(entry, error)
             raise
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: Entry, error: BaseException | None) -> None:
         """Take one entry back; again: does nothing."""
-        ACTIVATION.discard(entry)
+        ACTIVATION.discard(entry, calls.describe(error) if error is not None else None)
         self._entries[:] = [one for one in self._entries if one is not entry]
         if not self._entries:
             self._hooks.remove()
+            while self._undo:
+                self._undo[-1]()
+                self._undo.pop()
             ledger = self._collectives.ledger
             CORE.ledgers = tuple(one for one in CORE.ledgers if one is not ledger)
 
@@ -157,11 +232,54 @@ class ModTracker:
         """What was launched since the tracker was entered last: counts, bytes, a table."""
         return self._collectives
 
-    def step(self, number: int) -> Step:
+    @property
+    def is_on(self) -> bool:
+        """Whether it was entered and not left."""
+        return bool(self._entries)
+
+    def record_next(self, steps: int = 1) -> None:
+        """Record the next steps in full, whatever the policy says. From any thread.
+
+        Args:
+            steps: how many.
+
+        Raises:
+            TypeError: if `steps` is not an integer.
+            ValueError: if it is less than 1.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int):
+            msg = f"record_next(steps): an integer is wanted, not {type(steps).__name__}"
+            raise TypeError(msg)
+        if steps < 1:
+            msg = f"record_next({steps}): 1 or more steps are wanted"
+            raise ValueError(msg)
+        self._control.ask(steps)
+
+    def evaluation(self, *, attributes: Mapping[str, AttributeValue] | None = None) -> Evaluation:
+        """An evaluation: the model's calls in it hang under a span ``evaluation``.
+
+        Each is exported as it ends, so that the evaluation may be as long as it likes.
+
+        Args:
+            attributes: that the span has.
+
+        Returns:
+            A context manager that gives the span.
+
+        Raises:
+            RuntimeError: if the tracker is not on.
+        """
+        if not self._entries:
+            msg = "evaluation() works inside `with ModTracker(...) as tracker:` only"
+            raise RuntimeError(msg)
+        return Evaluation(attributes)
+
+    def step(self, number: int, *, attributes: Mapping[str, AttributeValue] | None = None) -> Step:
         """A training step: everything in it is exported together, under a span ``train_step``.
 
         Args:
             number: of the step, as you count it.
+            attributes: that its span has besides.
 
         Returns:
             A context manager that gives the step's span.
@@ -182,7 +300,7 @@ class ModTracker:
         if not self._entries:
             msg = "step() works inside `with ModTracker(...) as tracker:` only"
             raise RuntimeError(msg)
-        return Step(number)
+        return Step(number, attributes)
 
     @property
     def parents(self) -> set[str]:
@@ -243,112 +361,9 @@ class ModTracker:
         )
         if self._entries:
             self._hooks.install()
+            CORE.wake()
 
     def clear_user_hooks(self) -> None:
         """Forget the hooks of `register_user_hooks`."""
         self._hooks.clear()
         self._hooks.remove()
-
-
-class Step:
-    """One training step, as a context manager; see `ModTracker.step`."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._span: trace.Span = trace.INVALID_SPAN
-        self._unit: Unit | None = None
-        self._token: Any = None
-        self._saved: Any = None
-        self._state: Any = None
-
-    def __enter__(self) -> trace.Span:
-        """Begin the step; its span is the current one."""
-        try:
-            self._begin()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-            CORE.fault("the start of a step", error)
-        return self._span
-
-    def _begin(self) -> None:
-        sink = CORE.sink
-        if not CORE.on or not isinstance(sink, SpanSink):
-            return
-        unit = Unit(sink)
-        begun_ns = unit.now_wall_ns()
-        context = context_api.get_current()
-        if context.get(sink.suppress_key):
-            self._enter_state(None)
-            return
-        context = carrier.around(context)
-        self._span = sink.start(
-            semconv.TRAIN_STEP_SPAN,
-            context,
-            begun_ns,
-            {semconv.STEP_NUMBER: self._number, **_ranks()},
-        )
-        context = trace.set_span_in_context(self._span, context)
-        self._token = context_api.attach(context)
-        if self._span.is_recording():
-            unit.scope = Scope(context, self._span.get_span_context())
-            self._unit = unit
-        self._enter_state(self._unit)
-
-    def _enter_state(self, unit: Unit | None) -> None:
-        self._state = state = THREADS.state
-        self._saved = state.suspend()
-        state.unit = unit
-        state.skip = unit is None or not CORE.on
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace_: types.TracebackType | None,
-    ) -> None:
-        """End the step and hand its spans on."""
-        try:
-            self._end(error)
-        except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
-            CORE.fault("the end of a step", fault)
-
-    def _end(self, error: BaseException | None) -> None:
-        if self._token is not None:
-            context_api.detach(self._token)
-            self._token = None
-        if self._state is None:
-            return
-        state, self._state = self._state, None
-        failure = calls.describe(error) if error is not None else None
-        optimizers.check(state, failure)
-        state.resume(self._saved)
-        unit, span = self._unit, self._span
-        if unit is None:
-            span.end()
-            return
-        sink = unit.sink
-        if not isinstance(sink, SpanSink):  # this is a forked child, and the step its parent's
-            return
-        dropped = sink.dropped
-        try:
-            CORE.flush(unit)
-            dropped = sink.dropped - dropped
-            if dropped:
-                span.set_attribute(semconv.SPANS_DROPPED, dropped)
-            if unit.told is not None:
-                sink.tell_collectives(span, unit, None, spare=failure is not None)
-            if failure is not None:
-                tell(span, failure, unit)
-        finally:
-            sink.end(span, unit.now_wall_ns())
-
-
-def _ranks() -> dict[str, int]:
-    """Which of all processes this is, where torch.distributed is initialised."""
-    rank, world_size = where.process()
-    if not world_size:
-        return {}
-    found = {semconv.RANK: rank, semconv.WORLD_SIZE: world_size}
-    local = os.environ.get("LOCAL_RANK", "")
-    if local.isdecimal():
-        found[semconv.LOCAL_RANK] = int(local)
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from otel_modtrack.core import ThreadState
     from otel_modtrack.regions import Region
 
-__all__ = ["fqns_on_stack", "process", "region"]
+__all__ = ["fqns_on_stack", "process", "rank", "region"]
 
 
 def region(state: ThreadState) -> Region | None:
@@ -51,3 +52,10 @@ def process() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 0
+
+
+def rank() -> int:
+    """Rank of this process: torch.distributed's, or the launcher's, or 0."""
+    found, world_size = process()
+    told = os.environ.get("RANK", "")
+    return int(told) if not world_size and told.isdecimal() else found

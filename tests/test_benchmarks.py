@@ -49,6 +49,19 @@ REDUCING = [
     "functional all_reduce, 1 in each module call, 2 processes",
 ]
 
+# Of metrics.py.
+UNITS = {"a step of 32 layers": 844, "a forward of 6 layers": 84, "a forward of 1 layer": 19}
+WITH_A_TARGET = ("ours: nothing traced", "ours: exemplars")
+RECORDING = (
+    "record per call",
+    "record per call, exemplars",
+    *WITH_A_TARGET,
+    "ours: exemplars, 2 readers",
+    "ours: exemplars, a view without type",
+    "ours: exponential buckets",
+    "ours: an SDK that is not known",
+)
+
 
 def run(*args: str, script: str = "overhead.py") -> subprocess.CompletedProcess[str]:
     """The script, in a process of its own: it freezes the collector and strips the environment.
@@ -229,3 +242,45 @@ def test_collectives_refuses_no_rounds() -> None:
     wrong = run("--rounds", "0", script="collectives.py")
     assert wrong.returncode == 2
     assert "--rounds: at least 1" in wrong.stderr
+
+
+@pytest.fixture(scope="module")
+def metrics(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What a quick run of `metrics.py` printed and wrote."""
+    out = tmp_path_factory.mktemp("results") / "new folder" / "metrics.json"
+    options = ("--quick", "--rounds", "1", "--clock", "cpu", "--json", str(out))
+    done = run(*options, script="metrics.py")
+    assert done.returncode == 0, done.stderr
+    assert "could not be recorded" not in done.stderr
+    return done.stdout, json.loads(out.read_text())
+
+
+def test_metrics_json_has_every_variant_of_every_unit(metrics: tuple[str, dict[str, Any]]) -> None:
+    """The project's target, 1 us a call, is one of the step's: with exemplars and without."""
+    _, report = metrics
+    assert {result["unit"]: result["calls"] for result in report["results"]} == UNITS
+    for result in report["results"]:
+        assert tuple(row["variant"] for row in result["variants"]) == RECORDING
+        for row in result["variants"]:
+            us = row["us_per_call"]
+            assert 0 < us["q1"] <= us["median"] <= us["q3"]
+            assert row["of_naive"] > 0
+            has_target = row["variant"] in WITH_A_TARGET and result["unit"] == "a step of 32 layers"
+            assert row["limit"] == (1.0 if has_target else None)
+    assert report["settings"]["rounds"] == 1
+    assert report["settings"]["clock"] == "cpu"
+
+
+def test_metrics_table_has_a_line_for_each_variant(metrics: tuple[str, dict[str, Any]]) -> None:
+    """What is printed is what was written, a verdict behind each target."""
+    printed, report = metrics
+    lines = printed.splitlines()
+    for result in report["results"]:
+        at = lines.index(f"{result['unit']}: {result['calls']} module calls")
+        for row, line in zip(result["variants"], lines[at + 3 :], strict=False):
+            us, limit = row["us_per_call"]["median"], row["limit"]
+            assert line.startswith(f"  {row['variant']} ")
+            assert f" {us:.2f} " in line
+            assert line.endswith("1.00: met") == (limit is not None and us <= limit)
+            assert ("1.00: missed by" in line) == (limit is not None and us > limit)
+    assert str(ROOT) not in printed + json.dumps(report)

@@ -14,14 +14,20 @@ def test_every_attribute_is_documented() -> None:
     """docs/attributes.md has each attribute and event of the registry, and no other of ours."""
     text = (ROOT / "docs" / "attributes.md").read_text()
     documented = set(re.findall(r"`((?:modtrack|error|exception)\.[a-z_.]+)`", text))
-    events = {semconv.COLLECTIVE_EVENT}
+    events = {semconv.COLLECTIVE_EVENT, semconv.FOLDED_EVENT}
     assert documented == set(semconv.ATTRIBUTES) | events
 
 
 def test_every_span_is_documented() -> None:
     """docs/attributes.md has each span name of the registry."""
     text = (ROOT / "docs" / "attributes.md").read_text()
-    for name in (semconv.TRAIN_STEP_SPAN, semconv.BACKWARD_SPAN, semconv.OPTIMIZER_STEP_SPAN):
+    for name in (
+        semconv.TRAIN_STEP_SPAN,
+        semconv.BACKWARD_SPAN,
+        semconv.OPTIMIZER_STEP_SPAN,
+        semconv.DATA_LOAD_SPAN,
+        semconv.EVALUATION_SPAN,
+    ):
         assert f"| `{name}" in text
 
 

@@ -97,8 +97,7 @@ class Recorder:
             record = _unrecorded(launch)
         else:
             record = Collective(launch, region, calls.clock())
-        for ledger in CORE.ledgers:
-            ledger.add(record)
+        CORE.count(record, unit)
 
     def launched(self, work: Any) -> None:
         """The collective that was seen last on this thread is under way."""

@@ -121,6 +121,7 @@ def gather(unit: Unit) -> dict[Region | None, Told]:
     """What is to be told of a unit's collectives, by region; None stands for the unit's step."""
     whole = Told()
     found: dict[Region | None, Told] = {None: whole}
+    into = unit.folded.into if unit.folded is not None else {}
     last: Region | None = None
     around = [whole]
     here = whole
@@ -136,7 +137,9 @@ def gather(unit: Unit) -> dict[Region | None, Told]:
                     told = found[one] = Told()
                 around.append(told)
                 one = one.parent
-            here = around[1] if len(around) > 1 else whole
+            # What has no span of its own is told by what stands for it.
+            teller = into.get(place, place) if place is not None else None
+            here = found.get(teller, whole) if len(around) > 1 else whole
         launch = record.launch
         if not here.launched:
             here.alike = launch

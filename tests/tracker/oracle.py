@@ -30,7 +30,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from torch import nn
 from torch.autograd import Variable
 
-from otel_modtrack import ModTracker, region
+from otel_modtrack import ModTracker, Policy, region
 from otel_modtrack.testing import Tree
 from tests.intervals import check_intervals
 from tests.tracker.verdict import Verdict, judge
@@ -468,7 +468,8 @@ def watched(
     complaints = _Complaints()
     logger = logging.getLogger("otel_modtrack")
     logger.addHandler(complaints)
-    tracker = ModTracker(*models[:1], tracer_provider=provider)
+    every_call = Policy(budget=0)
+    tracker = ModTracker(*models[:1], tracer_provider=provider, policy=every_call)
     try:
         with Oracle(*models) as oracle, contextlib.ExitStack() as stack:
             run = Watched(tracker, oracle, provider)

@@ -504,7 +504,7 @@ def test_a_compiled_optimizer_step_has_no_span(
     provider: TracerProvider, exporter: InMemorySpanExporter
 ) -> None:
     """A compiled step is nobody's span, and nothing of the compiler's is one."""
-    with ModTracker(tracer_provider=provider):
+    with ModTracker(tracer_provider=provider, steps="explicit"):
         run(optimizer_step, "eager")
     one = cleandoc(
         """

@@ -142,6 +142,12 @@ def clean_up() -> None:
 
 
 @pytest.fixture(autouse=True)
+def explicit_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trace per call: what a fault leaves is seen at once. See `test_faults_in_steps`."""
+    monkeypatch.setenv("OTEL_PYTHON_MODTRACK_STEPS", "explicit")
+
+
+@pytest.fixture(autouse=True)
 def nothing_open() -> Iterator[None]:
     """After each test nothing is on or open; the next test is spared if something is."""
     context = context_api.get_current()

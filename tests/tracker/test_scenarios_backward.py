@@ -527,12 +527,13 @@ def test_optimizer_that_steps_in_the_backward() -> None:
     assert_tree_equals(
         run.tree,
         """
-        forward Sequential
-          forward Sequential.0
-        backward
-          backward Sequential
-            backward Sequential.0
-              optimizer_step SGD
+        train_step
+          forward Sequential
+            forward Sequential.0
+          backward
+            backward Sequential
+              backward Sequential.0
+                optimizer_step SGD
         """,
     )
 

@@ -1,0 +1,117 @@
+"""Methods of modules that are regions, too: ``generate``, ``training_step``.
+
+A class gets a wrapper in place of its method when one of its objects is made, or met by a tracker.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from otel_modtrack import forward, scopes
+from otel_modtrack.core import CORE
+from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["MethodSwap"]
+
+# What the frameworks' own base classes define is there to be overridden, and they look whether it
+# was.
+_BASES = ("torch.", "lightning.", "pytorch_lightning.")
+
+
+class MethodSwap:
+    """Puts wrappers around the methods of the classes that it is shown, and takes them away.
+
+    Args:
+        names: of the methods: ``generate``, or ``GPT.generate`` for that class alone.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._classes: set[type] = set()
+        self._places: list[tuple[type, str, Any, Any]] = []
+        self._modules: CodeSwap | None = None
+
+    def install(self) -> None:
+        """See modules being made from now on.
+
+        Raises:
+            TypeError: if ``nn.Module.__init__`` is not a plain function whose source is there.
+        """
+        target: Any = nn.Module.__init__
+        swap = CodeSwap(target, wrapped(target, _around_init), {"modtrack:seen": self.seen})
+        skip_by_dynamo(MethodSwap.seen)
+        swap.install()
+        self._modules = swap
+
+    def remove(self) -> None:
+        """Everything is as it was, where nobody else has put something there since."""
+        if self._modules is not None:
+            self._modules.remove()
+        while self._places:
+            owner, name, ours, original = self._places[-1]
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+            self._places.pop()
+        self._classes.clear()
+
+    def seen(self, module: nn.Module) -> None:
+        """A module is being made, or was met. Never raises."""
+        try:
+            kind = type(module)
+            if kind not in self._classes:
+                self._classes.add(kind)
+                self._wrap(kind)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+            CORE.fault("a method that is to be a region", error)
+
+    def _wrap(self, kind: type) -> None:
+        for name in self._names:
+            owner_name, _, method = name.rpartition(".")
+            if owner_name and owner_name not in (base.__name__ for base in kind.__mro__):
+                continue
+            owner = next((base for base in kind.__mro__ if method in vars(base)), None)
+            original = vars(owner)[method] if owner is not None else None
+            if (
+                owner is None
+                or not isinstance(original, types.FunctionType)
+                or owner.__module__.startswith(_BASES)
+                or any(place[2] is original for place in self._places)
+            ):
+                continue
+            ours = _as_region(original, method)
+            self._places.append((owner, method, ours, original))
+            setattr(owner, method, ours)
+
+
+def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not CORE.on or not isinstance(self, nn.Module):
+            return original(self, *args, **kwargs)
+        state, before = scopes.enter(lambda: f"{CORE.names.name(self).fqn}.{method}")
+        try:
+            outs = original(self, *args, **kwargs)
+            if state is not None:
+                outs = forward.leave(state, before, outs)
+        except BaseException as error:
+            if state is not None:
+                forward.fail(state, before, error)
+            raise
+        return outs
+
+    return inner
+
+
+def _around_init(self: Any) -> Any:
+    """What is put around the body of ``nn.Module.__init__``, in its own frame."""
+    seen: Any = "modtrack:seen"
+    original_body()
+    seen(self)

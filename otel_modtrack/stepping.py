@@ -1,0 +1,344 @@
+"""Recognises training steps from what happens: forward with gradients, backward, optimizer.
+
+A step begins with the batch that is loaded for it, or else with a forward that trains: gradients
+are on, the module is in training mode, and an optimizer that lives has a parameter of it. It ends
+when each optimizer has stepped that is concerned, and steps once a step. Optimizers alone tell its
+end, so that steps which are not looked at are counted as those that are.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from opentelemetry import context as context_api
+from torch import nn
+from torch.optim import Optimizer
+
+from otel_modtrack import calls
+from otel_modtrack.control import Want
+from otel_modtrack.core import CORE
+from otel_modtrack.engine import current_graph_task_id
+from otel_modtrack.loading import loaded
+from otel_modtrack.spans import SpanSink
+from otel_modtrack.steps import OpenStep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_modtrack.comm.records import Collective
+    from otel_modtrack.core import ThreadState
+    from otel_modtrack.regions import Failure, Region, Subject, Unit
+
+__all__ = ["Stepper"]
+
+logger = logging.getLogger("otel_modtrack")
+
+# Regions of a step in which no optimizer has stepped, before it is taken for none: about 15 MB.
+_MOST_REGIONS = 50_000
+
+
+class Stepper:
+    """The steps of one tracker. One at a time per thread; numbered from 0 in the process."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the step that is next, or under way
+        self.retired = False  # there are explicit ones
+        self._doubtful = False  # forwards train, as it seems, but no optimizer is seen to step
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._irregular: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._references = -1
+        self.begun = 0  # how many steps of optimizers were seen to begin
+        # Those that have a parameter of a module that was called in a step.
+        self._concerned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._met: dict[int, tuple[weakref.ref[Any], bool]] = {}
+
+    # -- what begins a step ----------------------------------------------------------------------
+
+    def includes(self, state: ThreadState, subject: Subject) -> bool:
+        """Whether an outermost region of `subject` that begins on a thread belongs to a step."""
+        progress = state.progress
+        if self.retired or progress.evaluating:
+            return False
+        self.settle(state)
+        module = subject.ref()
+        trains = isinstance(module, nn.Module) and self._trains(module)
+        if progress.open is not None:
+            unit = progress.open.unit
+            if unit is None or progress.stepped or len(unit.regions) < _MOST_REGIONS:
+                state.unit = unit
+                return True
+            self.close(state)
+            self._doubtful = True
+            logger.warning(
+                "no optimizer has stepped in what looked like a training step (a compiled"
+                " optimizer is not seen): steps are recognised again when one does; use"
+                " tracker.step()"
+            )
+        if not self._may_begin(state) or current_graph_task_id() != -1:
+            return False
+        if not torch.is_grad_enabled():
+            progress.loads.clear()  # for an evaluation
+            return False
+        if not trains or not module.training:  # type: ignore[attr-defined]
+            return False
+        self._begin(state)
+        return progress.open is not None
+
+    def _may_begin(self, state: ThreadState) -> bool:
+        progress = state.progress
+        return (
+            not self.retired
+            and not self._doubtful
+            and progress.open is None
+            and state.unit is None
+            and not state.skip
+        )
+
+    def _trains(self, module: nn.Module) -> bool:
+        """Whether an optimizer has a parameter of the module."""
+        known = self._met.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        self._find_optimizers()
+        own = {id(one) for one in _of_module(module)}
+        found = [
+            optimizer
+            for optimizer in list(self._optimizers)
+            if any(id(one) in own for one in _parameters(optimizer))
+        ]
+        self._concerned.update(found)
+        key, met = id(module), self._met
+        met[key] = (weakref.ref(module, lambda _: met.pop(key, None)), bool(found))
+        return bool(found)
+
+    def made(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self._optimizers.add(optimizer)
+        self._met.clear()
+
+    def _find_optimizers(self) -> None:
+        """Learn of the optimizers that were made before anybody looked.
+
+        An object holds a reference to its class: where there are as many references as before,
+        beside those of the optimizers that are known, there are no others. A search takes 50 ms.
+        Where it finds several, some may be garbage that is not collected yet: schedulers and their
+        optimizers refer to each other.
+        """
+        kinds = [kind for kind in _with_subclasses(Optimizer) if _is_in_use(kind)]
+        references = sum(sys.getrefcount(kind) for kind in kinds) - len(self._optimizers)
+        if references == self._references:
+            return
+        self._references = references
+        for one in gc.get_referrers(*kinds) if kinds else ():
+            if type(one) in kinds and hasattr(one, "param_groups"):
+                self._optimizers.add(one)
+        if len(self._optimizers) > 1:
+            gc.collect()
+        self._references = sum(sys.getrefcount(kind) for kind in kinds) - len(self._optimizers)
+
+    def _begin(self, state: ThreadState, begun_ns: int = 0) -> None:
+        sink = CORE.sink.ready()
+        context = context_api.get_current()
+        if not isinstance(sink, SpanSink) or context.get(sink.suppress_key):
+            return
+        progress = state.progress
+        loads = progress.take_loads()
+        progress.open = step = OpenStep(state, sink, self.number)
+        step.begin(context, loads[0][0] if loads else begun_ns, current=False)
+        state.unit = step.unit
+        if step.unit is not None:
+            for load in loads:
+                loaded(step.unit, *load)
+
+    # -- what ends it ----------------------------------------------------------------------------
+
+    def optimizer_begins(self, state: ThreadState, optimizer: Any) -> None:
+        """An optimizer is about to step on a thread."""
+        progress, key = state.progress, id(optimizer)
+        if key in progress.nested:  # the last time it has raised
+            del progress.nested[progress.nested.index(key) :]
+        progress.nested.append(key)
+        self.begun += 1
+        if optimizer not in self._optimizers:
+            self.made(optimizer)
+        self._concerned.add(optimizer)
+        self._doubtful = False
+        if not CORE.on:
+            return
+        self.settle(state)
+        if state.running is None and self._may_begin(state) and optimizer not in self._irregular:
+            self._begin(state)
+
+    def optimizer_stepped(
+        self, state: ThreadState, optimizer: Any, *, skipped: bool = False
+    ) -> None:
+        """An optimizer has stepped; or a gradient scaler has kept it from doing so."""
+        progress, key = state.progress, id(optimizer)
+        if key in progress.nested:
+            del progress.nested[progress.nested.index(key) :]
+        if progress.nested or self.retired:  # a part of another one's step
+            return
+        step = progress.open
+        if CORE.on and step is None:
+            return  # of one that is in no step
+        if key in progress.stepped and progress.split is None:
+            self._learn(state, optimizer)
+        if step is not None and skipped:
+            step.skipped = True
+        progress.stepped[key] = True
+        unit = step.unit if step is not None else None
+        progress.cuts.append((len(unit.regions) if unit is not None else 0, calls.clock()))
+        expected = {id(one) for one in list(self._concerned) if one not in self._irregular}
+        progress.due = expected <= progress.stepped.keys()
+        self.settle(state)
+
+    def _learn(self, state: ThreadState, optimizer: Any) -> None:
+        """An optimizer has stepped twice in a step: those that have not are not waited for.
+
+        The step was over, then, when the last of the others had stepped.
+        """
+        progress = state.progress
+        self._irregular.discard(optimizer)
+        for one in list(self._concerned):
+            if id(one) not in progress.stepped:
+                self._irregular.add(one)
+        split = progress.cuts[-1]
+        if progress.open is None:
+            self._count(state)
+        else:
+            progress.start_anew()
+            progress.split = split
+
+    def _split(self, state: ThreadState) -> None:
+        """Make two of a step that turned out to be two."""
+        progress = state.progress
+        at, ended_ns = progress.split or (0, 0)
+        stepped, cuts, due = dict(progress.stepped), list(progress.cuts), progress.due
+        unit = progress.open.unit
+        later, launched = _taken_out(unit, at, ended_ns) if unit is not None else ([], [])
+        self._finish(state, None, ended_ns)
+        self._begin(state, later[0].start_ns if later else 0)
+        progress.stepped, progress.due = stepped, due
+        progress.cuts = [(max(count - at, 0), at_ns) for count, at_ns in cuts]
+        step = progress.open
+        if step is not None and step.unit is not None:
+            for region in later:
+                region.unit = step.unit
+            step.unit.regions[:0] = later
+            step.unit.collectives[:0] = launched
+
+    def settle(self, state: ThreadState) -> None:
+        """End the step that is over, unless a backward or a call is still under way in it."""
+        progress = state.progress
+        if not progress.due and progress.split is None:
+            return
+        if progress.open is not None and (
+            current_graph_task_id() != -1 or state.running is not None or state.optimizer
+        ):
+            return
+        if progress.split is not None:
+            self._split(state)
+        if not progress.due:
+            return
+        if progress.open is None:
+            self._count(state)
+        else:
+            ended_ns = progress.cuts[-1][1] if progress.cuts else 0
+            unit = progress.open.unit
+            if unit is not None and unit.regions:
+                ended_ns = max(ended_ns, *(one.end_ns for one in unit.regions))
+            self._finish(state, None, ended_ns)
+        if CORE.resting:
+            if self.wants_next():
+                CORE.wake()
+        elif not self.wants_next():
+            CORE.rest()
+
+    def wants_next(self) -> bool:
+        """Whether the next step is to be recorded, if none is asked for meanwhile."""
+        control = CORE.sink.control
+        return control is None or control.next(self.number) is not Want.LEAVE
+
+    def _count(self, state: ThreadState) -> None:
+        """A step is over that was not seen."""
+        state.progress.start_anew()
+        self.number += 1
+        if CORE.sink.control is not None:
+            CORE.sink.control.passed()
+
+    def _finish(self, state: ThreadState, failure: Failure | None, ended_ns: int) -> None:
+        progress = state.progress
+        step, progress.open = progress.open, None
+        progress.start_anew()
+        self.number += 1
+        if state.unit is step.unit:
+            state.unit = None
+        step.stop(failure, ended_ns)
+        step.end()
+
+    def close(self, state: ThreadState, failure: Failure | None = None) -> None:
+        """End the step that is open on a thread, as it is; without one, do nothing."""
+        step = state.progress.open
+        if step is None:
+            return
+        ends = [one.end_ns for one in step.unit.regions] if step.unit is not None else []
+        self._finish(state, failure, 0 if 0 in ends else max(ends, default=0))
+
+    def give_way(self, state: ThreadState) -> None:
+        """An explicit step begins on a thread: from now on there are only these."""
+        self.close(state)
+        self.retired = True
+
+
+def _taken_out(unit: Unit, at: int, since_ns: int) -> tuple[list[Region], list[Collective]]:
+    """Take what came later out of a unit, unless the program has seen one of the regions.
+
+    Args:
+        unit: that was taken for one step.
+        at: how many regions are left in it.
+        since_ns: the time from which on collectives are taken out.
+    """
+    later = unit.regions[at:]
+    if any(region.span is not None or region.context is not None for region in later):
+        return [], []
+    launched = [one for one in unit.collectives if one.at_ns >= since_ns]
+    unit.collectives[:] = [one for one in unit.collectives if one.at_ns < since_ns]
+    del unit.regions[at:]
+    return later, launched
+
+
+def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for below in type.__subclasses__(kind):
+        yield from _with_subclasses(below)
+
+
+def _is_in_use(kind: type) -> bool:
+    """Whether torch has prepared this class, when its first object was made.
+
+    Source: torch/optim/optimizer.py, `Optimizer._patch_step_function`.
+    """
+    return bool(getattr(getattr(kind, "step", None), "hooked", False))
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _of_module(module: nn.Module) -> Iterator[Any]:
+    """The parameters below a module; read where torch keeps them, past what a class overrides."""
+    seen = {id(module)}
+    stack = [module]
+    while stack:
+        here = stack.pop().__dict__
+        yield from (one for one in here.get("_parameters", {}).values() if one is not None)
+        for child in here.get("_modules", {}).values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                stack.append(child)
