@@ -67,8 +67,9 @@ class Loop:
 
     def visit(self, variant: Variant, steps: int) -> float:
         """Seconds per step under a variant, what follows the last step included."""
-        clock, step = CLOCKS[self.settings.clock], self.step
+        clock = CLOCKS[self.settings.clock]
         with variant.use(self.workload.model) as drain:
+            step = variant.around(self.step)
             for _ in range(self.settings.warmup):
                 step()
             drain()

@@ -9,7 +9,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 import torch
-from variants import EMPTY, MODTRACKER, OFF, RECORDED, SPANS, UNSAMPLED, UNTRACKED
+from variants import EMPTY, MODTRACKER, OFF, RECORDED, RESTING, SPANS, UNSAMPLED, UNTRACKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +37,7 @@ _TARGETS = (
     Target(UNSAMPLED, EMPTY, 0.50, MODES),
 )
 _TARGET_WORKLOADS = ("chain", "gpt")
+_MOST_RESTING = 1.01  # of the untracked step
 
 
 def verdicts(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -65,6 +66,21 @@ def verdicts(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     f" {target.over}: {measured:.2f}: {outcome}",
                 }
             )
+        slowdown = rows[RESTING]["slowdown"]
+        met = slowdown <= _MOST_RESTING
+        outcome = "met" if met else f"missed by {slowdown - _MOST_RESTING:.3f}"
+        found.append(
+            {
+                "where": where,
+                "variant": RESTING,
+                "over": UNTRACKED,
+                "limit": _MOST_RESTING,
+                "measured": slowdown,
+                "met": met,
+                "text": f"{where}: {RESTING}, at most {_MOST_RESTING} of the untracked step:"
+                f" {slowdown:.3f}: {outcome}",
+            }
+        )
         slowdown = rows[OFF]["slowdown"]
         found.append(  # `variants` has raised if it was not so
             {

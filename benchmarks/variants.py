@@ -14,7 +14,7 @@ from torch.distributed._tools.mod_tracker import ModTracker as TorchModTracker
 from torch.nn.modules import module as hooks
 from torch.utils.module_tracker import ModuleTracker
 
-from otel_modtrack import ModTracker, semconv
+from otel_modtrack import ModTracker, Policy, semconv
 from otel_modtrack.core import CORE
 from otel_modtrack.sdk import SdkSink
 
@@ -32,6 +32,7 @@ __all__ = [
     "MODTRACKER",
     "OFF",
     "RECORDED",
+    "RESTING",
     "SPANS",
     "UNSAMPLED",
     "UNTRACKED",
@@ -47,6 +48,7 @@ MODTRACKER = "torch ModTracker"
 RECORDED = "ours: recorded"
 SPANS = "ours: spans, dropped by a processor"
 UNSAMPLED = "ours: parent not sampled"
+RESTING = "ours: steps left out by a policy"
 OFF = "ours: off"
 
 
@@ -58,10 +60,12 @@ class Variant:
         name: as shown.
         use: a context manager around the timed steps; it gives what has to be done after the
             last of them, within the time that is measured.
+        around: makes of the step what is timed instead, while `use` is entered.
     """
 
     name: str
     use: Callable[[nn.Module], AbstractContextManager[Callable[[], object]]]
+    around: Callable[[Callable[[], None]], Callable[[], None]] = lambda step: step
 
 
 def _nothing() -> None:
@@ -242,6 +246,34 @@ def _unsampled(telemetry: Telemetry) -> Any:
     return use
 
 
+class _Resting:
+    """Each step is marked, and the policy wants none of them."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._tracker: ModTracker
+
+    @contextlib.contextmanager
+    def use(self, model: nn.Module) -> Iterator[Callable[[], object]]:
+        """The tracker is on, and rests."""
+        provider = self._telemetry.dropping
+        with ModTracker(model, tracer_provider=provider, policy=Policy(every=0)) as tracker:
+            self._tracker = tracker
+            yield _nothing
+            if not CORE.resting:
+                raise RuntimeError("the tracker does not rest: nothing is measured")
+
+    def around(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step, marked."""
+        tracker = self._tracker
+
+        def marked() -> None:
+            with tracker.step(1):
+                step()
+
+        return marked
+
+
 def _code_of_calls() -> tuple[object, ...]:
     """What module calls and backwards run: attributes, their code, and the global hooks."""
     return (
@@ -276,6 +308,7 @@ def _off(telemetry: Telemetry) -> Any:
 
 def variants(telemetry: Telemetry) -> list[Variant]:
     """All of them, in the order of the table; the untracked loop is the first."""
+    resting = _Resting(telemetry)
     return [
         Variant(UNTRACKED, untracked),
         Variant(EMPTY, _empty_hooks),
@@ -289,5 +322,6 @@ def variants(telemetry: Telemetry) -> list[Variant]:
         Variant(SPANS, _tracked(telemetry.dropping)),
         Variant("ours: spans, OTLP", _tracked(telemetry.exporting, telemetry.drain)),
         Variant(UNSAMPLED, _unsampled(telemetry)),
+        Variant(RESTING, resting.use, resting.around),
         Variant(OFF, _off(telemetry)),
     ]

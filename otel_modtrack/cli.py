@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             # A terminal without box-drawing characters shows "?" in their place.
             stream.reconfigure(errors="replace")
+    arguments, program = _split(sys.argv[1:] if arguments is None else arguments)
     chosen = _parser().parse_args(arguments)
+    chosen.program = program
     try:
         chosen.run(chosen)
         sys.stdout.flush()
@@ -69,6 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is for us, and, of ``run``, what is for the program, which may look the same."""
+    if arguments[:1] != ["run"]:
+        return list(arguments), []
+    from otel_modtrack.running import split
+
+    ours, program = split(arguments[1:])
+    return ["run", *ours], program
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="otel-modtrack",
@@ -76,7 +88,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"otel-modtrack {__version__}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_view, _add_replay):
+    for add in (_add_demo, _add_run, _add_view, _add_replay):
         add(subcommands)
     return parser
 
@@ -130,6 +142,31 @@ def _add_demo(subcommands: Subcommands) -> None:
         help="seed of the weights and the batches (default: %(default)s)",
     )
     parser.set_defaults(run=run)
+
+
+def _add_run(subcommands: Subcommands) -> None:
+    from otel_modtrack.running import add_arguments, run, variables_of
+
+    parser = subcommands.add_parser(
+        "run",
+        usage=(
+            "%(prog)s [options] SCRIPT [ARGUMENT ...]\n"
+            "       %(prog)s [options] -m MODULE [ARGUMENT ...]\n"
+            "       %(prog)s [options] COMMAND [ARGUMENT ...]"
+        ),
+        help="run a program as it is, with spans for its modules",
+        description=(
+            "Run a Python script, module or command, such as `uvicorn app:app` or `torchrun "
+            "train.py`, with a tracker that is on from the import of torch to the end. Where spans "
+            "go is what the OTEL_* variables say, unless the program sets a provider itself."
+        ),
+        epilog=(
+            "Every option is a variable as well: --min-duration is "
+            "OTEL_PYTHON_MODTRACK_MIN_DURATION. docs/configuration.md tells the rest."
+        ),
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=lambda chosen: run(chosen.program, variables_of(chosen)))
 
 
 def _add_view(subcommands: Subcommands) -> None:

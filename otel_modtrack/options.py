@@ -9,9 +9,19 @@ from otel_modtrack.policy import DEFAULT_BUDGET, Policy
 from otel_modtrack.usage import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["OPTIONS", "PREFIX", "TRACKING", "Option", "read", "read_policy", "resolve"]
+__all__ = [
+    "FORKED",
+    "OPTIONS",
+    "PREFIX",
+    "TRACKING",
+    "Option",
+    "check",
+    "read",
+    "read_policy",
+    "resolve",
+]
 
 PREFIX: Final = "OTEL_PYTHON_MODTRACK_"
 
@@ -44,6 +54,11 @@ class Option(NamedTuple):
     def flag(self) -> str:
         """Of the command line."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false, so that its flag has no value."""
+        return self.metavar == "BOOL"
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -203,7 +218,16 @@ TRACKING: Final = (
         "whether durations and collectives are metrics, too",
     ),
 )
-OPTIONS: Final = (*TRACKING, *_POLICY)
+# Of the instrumentor and `otel-modtrack run` alone.
+FORKED: Final = Option(
+    "forked",
+    "BOOL",
+    _flag,
+    "true or false",
+    "false",
+    "whether forked children are tracked, too",
+)
+OPTIONS: Final = (*TRACKING, *_POLICY, FORKED)
 
 
 def read(option: Option) -> Any:
@@ -221,10 +245,26 @@ def read(option: Option) -> Any:
         raise _unusable(name, value, option) from None
 
 
-def read_policy() -> Policy:
-    """The policy that the environment asks for.
+def check() -> None:
+    """See that every variable can be used.
 
     Raises:
+        ConfigurationError: if one cannot; it is named.
+    """
+    for option in OPTIONS:
+        read(option)
+    read_policy()
+
+
+def read_policy(arguments: Mapping[str, Any] | None = None) -> Policy:
+    """The policy that the environment asks for.
+
+    Args:
+        arguments: of `Policy`, that hold whatever the environment says.
+
+    Raises:
+        TypeError: if an argument is not of the right kind.
+        ValueError: if an argument is none that can be used.
         ConfigurationError: if a variable cannot be used; it is named.
     """
     given = {option.name: found for option in _POLICY if (found := read(option)) is not None}
@@ -235,7 +275,7 @@ def read_policy() -> Policy:
             except (TypeError, ValueError):
                 value, name = variables.text(option.variable)
                 raise _unusable(name, value, option) from None
-    return Policy(**given)
+    return Policy(**{**given, **(arguments or {})})
 
 
 def resolve(name: str, given: Any) -> Any:

@@ -152,6 +152,15 @@ class Span:
         return self.trace_id, self.span_id
 
     @property
+    def folded(self) -> int:
+        """How many regions are told by this span, for they have none of their own."""
+        return sum(
+            int(event.attributes.get(semconv.FOLDED_COUNT, 0))
+            for event in self.events
+            if event.name == semconv.FOLDED_EVENT
+        )
+
+    @property
     def duration_ns(self) -> int:
         """Time from start to end."""
         return self.end_ns - self.start_ns

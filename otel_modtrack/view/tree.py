@@ -114,7 +114,8 @@ def render_tree(
 ) -> str:
     """Draw spans under their parents: one line each, with duration, own time and share.
 
-    A line ends with the collectives that its span launched directly.
+    A line ends with how many regions were folded into its span, and the collectives that it
+    launched directly.
 
     Args:
         roots: Drawn one after the other. Shares are of the time of all of them together.
@@ -147,6 +148,7 @@ def _branch(line: Line, *, colour: bool) -> str:
         paint(indent, DIM, colour=colour)
         + _label(line.node.span, is_context=line.is_context, colour=colour)
         + (f" (+{line.hidden} below)" if line.hidden else "")
+        + (f" (+{line.node.span.folded:,} folded)" if line.node.span.folded else "")
         + (f"  {paint(collectives, CYAN, colour=colour)}" if collectives else "")
     )
 
@@ -163,9 +165,11 @@ def _label(span: Span, *, is_context: bool, colour: bool) -> str:
 
 def describe_part(roots: Sequence[Node]) -> tuple[str, str, tuple[int, int] | None]:
     """Return what is drawn, its service or "", and (rank, world size) if told."""
-    first = roots[0].span
+    # What was loaded for a step may stand beside it.
+    own = [root for root in roots if root.span.name != semconv.DATA_LOAD_SPAN] or roots
+    first = own[0].span
     what = f"Step {first.step}"
-    if first.step is None or len(roots) > 1:
+    if first.step is None or len(own) > 1:
         what = f"Trace {printable(first.trace_id)}"
     return what, printable(first.process.own_service), first.rank
 

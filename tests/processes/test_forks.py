@@ -30,7 +30,7 @@ QUIET = {
     "exit_in_a_forward": STEP_OF_FORKS,
     "exit_in_a_forward_with_a_span": STEP_OF_FORKS,
     "exit_in_a_span": ["exit_in_a_span"],
-    "quiet_loader": [*STEP[:-1] * 8, "train_step"],
+    "quiet_loader": [*STEP[:-1] * 8, *["data_load"] * 8, "train_step"],
 }
 TRACED = {
     "configured": 2,
