@@ -6,6 +6,7 @@ A class gets a wrapper in place of its method when one of its objects is made, o
 from __future__ import annotations
 
 import functools
+import logging
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["MethodSwap"]
+
+logger = logging.getLogger("otel_modtrack")
 
 # What the frameworks' own base classes define is there to be overridden, and they look whether it
 # was.
@@ -40,13 +43,13 @@ class MethodSwap:
         self._modules: CodeSwap | None = None
 
     def install(self) -> None:
-        """See modules being made from now on.
-
-        Raises:
-            TypeError: if ``nn.Module.__init__`` is not a plain function whose source is there.
-        """
+        """See modules being made from now on; where torch does not let us, say what is lost."""
         target: Any = nn.Module.__init__
-        swap = CodeSwap(target, wrapped(target, _around_init), {"modtrack:seen": self.seen})
+        try:
+            swap = CodeSwap(target, wrapped(target, _around_init), {"modtrack:seen": self.seen})
+        except TypeError as error:
+            logger.warning("%s: methods are regions only of modules that were called before", error)
+            return
         skip_by_dynamo(MethodSwap.seen)
         swap.install()
         self._modules = swap

@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from otel_modtrack.comm.telling import OFF, SUMMED
 from otel_modtrack.core import CORE, THREADS
+from otel_modtrack.policy import Policy
 from otel_modtrack.testing.budget import Limits
 from otel_modtrack.testing.collectives import CapturedCollectives
 from otel_modtrack.testing.fixed import fixed
@@ -92,7 +93,14 @@ class Capture:
 
     # -- to capture ------------------------------------------------------------------------------
 
-    def track(self, model: nn.Module | None = None, *, collectives: str = SUMMED) -> ModTracker:
+    def track(
+        self,
+        model: nn.Module | None = None,
+        *,
+        collectives: str = SUMMED,
+        steps: str = "auto",
+        policy: Policy | None = None,
+    ) -> ModTracker:
         """Track a model: ``with modtrack.track(model) as tracker:``.
 
         Everything that runs in the block is captured.
@@ -100,13 +108,15 @@ class Capture:
         Args:
             model: names its modules from the start.
             collectives: ``"summed"``, ``"each"`` or ``"off"``, as for `ModTracker`.
+            steps: ``"auto"`` or ``"explicit"``, likewise.
+            policy: likewise; everything if None. The environment has no say.
 
         Returns:
             A tracker, with its `step`; left when the test ends, if it is not before.
 
         Raises:
             TypeError: if `model` is not a module.
-            ValueError: if `collectives` is none of the three.
+            ValueError: if `collectives` or `steps` is none that can be used.
             UsageError: when it is entered, if a `ModTracker` is on whose provider is not used.
         """
 
@@ -115,7 +125,14 @@ class Capture:
             self._modes.add(collectives)
 
         return Tracker(
-            entered, self._providers, model, tracer_provider=self.provider, collectives=collectives
+            entered,
+            self._providers,
+            model,
+            tracer_provider=self.provider,
+            collectives=collectives,
+            steps=steps,
+            policy=policy or Policy(budget=0),
+            metrics=False,
         )
 
     def use(self, provider: TracerProvider) -> None:
