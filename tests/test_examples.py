@@ -13,10 +13,10 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def run(name: str) -> str:
-    """What an example prints; it must not warn."""
+def run(name: str, *flags: str) -> str:
+    """What an example prints; it must not warn, but for what the flags of Python's let pass."""
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        [sys.executable, "-W", "error", *flags, str(EXAMPLES / name)],
         capture_output=True,
         text=True,
         check=False,
@@ -72,6 +72,36 @@ def test_train() -> None:
         ]
         * 3
     )
+
+
+# Lightning warns of its own use of torch, and of few workers.
+LIGHTNINGS = ("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning", "-W", "ignore:The '")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "flags"),
+    [
+        ("transformers_trainer.py", "transformers", ()),
+        ("lightning_trainer.py", "lightning", LIGHTNINGS),
+        ("accelerate_loop.py", "accelerate", ()),
+    ],
+)
+def test_frameworks(name: str, package: str, flags: tuple[str, ...]) -> None:
+    """Four steps in two epochs, each epoch followed by an evaluation."""
+    pytest.importorskip(package)
+    shown = [
+        (line.split()[0], *re.findall(r"'modtrack\.(?:step\.number|epoch)': (\d+)", line))
+        for line in run(name, *flags).splitlines()
+        if line.startswith(("train_step", "evaluation"))
+    ]
+    assert shown == [
+        ("train_step", "0", "0"),
+        ("train_step", "1", "0"),
+        ("evaluation",),
+        ("train_step", "2", "1"),
+        ("train_step", "3", "1"),
+        ("evaluation",),
+    ]
 
 
 def test_ddp() -> None:

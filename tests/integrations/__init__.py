@@ -1,0 +1,1 @@
+"""The integrations, each with its real framework."""
