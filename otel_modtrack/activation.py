@@ -41,9 +41,10 @@ class Entry:
         collectives: `OFF`, `SUMMED` or `EACH`.
         steps: recognises training steps; None where only explicit ones are wanted.
         sees_all: tells whether every module call has to be seen, whatever is recorded.
+        automatic: whether the program does not know of it, so that its own trackers come first.
     """
 
-    __slots__ = ("collectives", "sees_all", "sink", "steps")
+    __slots__ = ("automatic", "collectives", "sees_all", "sink", "steps")
 
     def __init__(
         self, collectives: str, steps: Stepper | None, sees_all: Callable[[], bool]
@@ -52,6 +53,7 @@ class Entry:
         self.collectives = collectives
         self.steps = steps
         self.sees_all = sees_all
+        self.automatic = False
 
 
 class Activation:
@@ -80,7 +82,8 @@ class Activation:
             if not CORE.on:
                 self._on()
             self._see_collectives()
-            if CORE.steps is None or not CORE.steps.wants_next():
+            # Not in the first step: which optimizers make up a step is learned from its calls.
+            if CORE.steps is None or (CORE.steps.number and not CORE.steps.wants_next()):
                 self.rest()
             return CORE.names
 
@@ -92,15 +95,19 @@ class Activation:
             failure: what left it, if anything.
         """
         with CORE.lock:
-            if CORE.steps is not None and CORE.steps is entry.steps:
-                for state in list(CORE.states):
-                    CORE.steps.close(state, failure)
-            self._trackers = [one for one in self._trackers if one is not entry]
-            self._choose()
-            if not self._trackers:
-                self.off()
-            elif CORE.on or CORE.resting:
-                self._see_collectives()
+            try:
+                if CORE.steps is not None and CORE.steps is entry.steps:
+                    for state in list(CORE.states):
+                        CORE.steps.close(state, failure)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+                CORE.fault("the end of the last step", error)
+            finally:
+                self._trackers = [one for one in self._trackers if one is not entry]
+                self._choose()
+                if not self._trackers:
+                    self.off()
+                elif CORE.on or CORE.resting:
+                    self._see_collectives()
 
     def replace(self, entry: Entry, sink: Sink) -> Sink:
         """A tracker has found out where its spans go.
@@ -111,14 +118,20 @@ class Activation:
         with CORE.lock:
             entry.sink = sink
             self._choose()
+            self._see_collectives()
             return CORE.sink
 
     def _choose(self) -> None:
         """The spans go to the first tracker that has a provider, and as that one wants."""
         found = [one for one in self._trackers if one.sink is not None]
+        found.sort(key=lambda one: one.automatic)
         CORE.sink = (found[0].sink if found else None) or Sink()
         CORE.steps = found[0].steps if found else None
-        keys = {one.sink.provider_key for one in found if isinstance(one.sink, SpanSink)}
+        keys = {
+            one.sink.provider_key
+            for one in found
+            if isinstance(one.sink, SpanSink) and not one.automatic
+        }
         if len(keys) > 1 and "providers" not in self._said:
             self._said.add("providers")
             logger.warning(
@@ -163,7 +176,10 @@ class Activation:
             if sink.meter is not None or entry.sees_all():
                 return
             for state in list(CORE.states):
-                if state.unit is not None or state.running is not None or state.progress.open:
+                progress = state.progress
+                if state.unit is not None or state.running is not None:
+                    return
+                if progress.open is not None or progress.suspended:
                     return
             CORE.on, CORE.resting = False, True
             self._see_no_calls()
@@ -171,9 +187,15 @@ class Activation:
     def wake(self) -> None:
         """End a rest."""
         with CORE.lock:
-            if CORE.resting:
-                CORE.resting = False
+            if not CORE.resting:
+                return
+            try:
                 self._see_calls()
+            except BaseException:  # a signal handler's, or a fault: it rests as before
+                CORE.on = False
+                self._see_no_calls()
+                raise
+            CORE.resting = False
 
     def _see_no_calls(self) -> None:
         while self._undo_calls:
@@ -203,6 +225,8 @@ class Activation:
         """See them if any tracker wants to, as closely as one of them wants to."""
         wanted = {one.collectives for one in self._trackers} - {OFF}
         known = self._interception
+        if getattr(torch.__spec__, "_initializing", False):
+            return  # the import waits for us, and a thread of ours would wait for it: see `replace`
         if not wanted or not torch.distributed.is_available():
             if known is not None:
                 known.remove()

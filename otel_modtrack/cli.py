@@ -149,6 +149,7 @@ def _add_run(subcommands: Subcommands) -> None:
 
     parser = subcommands.add_parser(
         "run",
+        allow_abbrev=False,
         usage=(
             "%(prog)s [options] SCRIPT [ARGUMENT ...]\n"
             "       %(prog)s [options] -m MODULE [ARGUMENT ...]\n"

@@ -88,19 +88,36 @@ class Progress:
     Attributes:
         open: the step that was recognised and is under way, or None.
         due: it is over, as soon as the backward is that runs now.
-        stepped: the optimizers that have stepped since the last step, by ``id``.
-        nested: the optimizer steps that run now, outermost first.
-        cuts: where each of `stepped` was done: (how many regions there were, clock in ns).
-        split: the one of `cuts` at which the step turned out to be two, or None.
+        stepped: the optimizers that have stepped since the last step, by ``id``, the last one last,
+            and where that was: (how many regions there were, clock in ns).
+        nested: the optimizer steps that run now, outermost first: (``id``, frame).
+        split: the one of `stepped` at which the step turned out to be two, or None.
+        concerned: optimizers that have a parameter of a module that was called in a step.
+        irregular: those of them that do not step once in every step.
+        suspended: how many things are set aside by `ThreadState.suspend`.
         loads: when the batches were loaded that belong to the next step.
         evaluating: whether an explicit evaluation is under way.
     """
 
-    __slots__ = ("cuts", "due", "evaluating", "loads", "nested", "open", "split", "stepped")
+    __slots__ = (
+        "concerned",
+        "due",
+        "evaluating",
+        "irregular",
+        "loads",
+        "nested",
+        "open",
+        "split",
+        "stepped",
+        "suspended",
+    )
 
     def __init__(self) -> None:
         self.open: Any = None
-        self.nested: list[int] = []
+        self.nested: list[tuple[int, Any]] = []
+        self.concerned: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.irregular: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.suspended = 0
         self.loads: list[tuple[int, int]] = []
         self.evaluating = False
         self.start_anew()
@@ -109,8 +126,7 @@ class Progress:
         """No optimizer has stepped since the last step."""
         self.due = False
         self.split: tuple[int, int] | None = None
-        self.stepped: dict[int, bool] = {}
-        self.cuts: list[tuple[int, int]] = []
+        self.stepped: dict[int, tuple[int, int]] = {}
 
     def forget(self) -> None:
         """As if nothing had been trained on this thread."""
@@ -224,6 +240,7 @@ class ThreadState:
         )
         self.running = self.stretch = self.opener = self.unit = self.optimizer = None
         self.numbers, self.calls = [], []
+        self.progress.suspended += 1
         return saved
 
     def resume(self, saved: tuple[Any, ...]) -> None:
@@ -240,6 +257,9 @@ class ThreadState:
             self.context,
         ) = saved
         self.skip = skip or not CORE.on
+        self.progress.suspended = max(self.progress.suspended - 1, 0)
+        if self.unit is not None and self.unit.flushed:  # it ended before what began in it
+            self.unit = None
 
     def note(self, region: Region | None) -> None:
         """Write down that `region` is running from here on."""
@@ -340,6 +360,13 @@ class Core:
             self.sink.meter.outside(record)
         for ledger in self.ledgers:
             ledger.add(record)
+
+    def owner(self, state: ThreadState) -> ThreadState:
+        """The state of the thread that this one works for: an engine's runs a backward for it."""
+        run = self.runs.get(current_graph_task_id()) if self.runs else None
+        while run is not None and run.outer is not None:
+            run = run.outer
+        return state if run is None else run.state
 
     def settle(self, state: ThreadState) -> None:
         """Something new begins on a thread, or a backward is over: so may be its step."""

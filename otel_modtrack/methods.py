@@ -6,6 +6,7 @@ A class gets a wrapper in place of its method when one of its objects is made, o
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import types
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ class MethodSwap:
             if (
                 owner is None
                 or not isinstance(original, types.FunctionType)
+                or inspect.isasyncgenfunction(original)  # no wrapper is one, and passes all through
                 or owner.__module__.startswith(_BASES)
                 or any(place[2] is original for place in self._places)
             ):
@@ -95,8 +97,9 @@ class MethodSwap:
 
 
 def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function of the same kind, whose calls are regions."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not CORE.on or not isinstance(self, nn.Module):
             return original(self, *args, **kwargs)
         state, before = scopes.enter(lambda: f"{CORE.names.name(self).fqn}.{method}")
@@ -110,7 +113,18 @@ def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:
             raise
         return outs
 
-    return inner
+    async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await call(self, *args, **kwargs)
+
+    def generator(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (yield from call(self, *args, **kwargs))
+
+    kind = call
+    if inspect.iscoroutinefunction(original):
+        kind = coroutine
+    elif inspect.isgeneratorfunction(original):
+        kind = generator
+    return functools.wraps(original)(kind)
 
 
 def _around_init(self: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from otel_modtrack import calls
 from otel_modtrack.core import CORE, THREADS, ThreadState, real
+from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.regions import Failure, Kind, Phase, Region, Subject
 from otel_modtrack.swap import skip_by_dynamo
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["OptimizerHooks", "check"]
+__all__ = ["OptimizerHooks", "check", "is_on_stack"]
 
 _subjects: dict[type, Subject] = {}
 
@@ -55,7 +56,8 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     try:
         state = THREADS.state
         if CORE.steps is not None:
-            CORE.steps.optimizer_begins(state, optimizer)
+            frame = sys._getframe(1)  # noqa: SLF001 - the frame that runs the step
+            CORE.steps.optimizer_begins(CORE.owner(state), optimizer, frame)
         if state.skip:
             return
         check(state)
@@ -75,7 +77,7 @@ def _open(state: ThreadState, subject: Subject) -> None:
         region = Region(subject, running, running.phase, calls.clock(), running.unit)
         calls.opened(state, region, plain=True)
         return
-    run = running.span if running is not None else None
+    run = running.span if running is not None else CORE.runs.get(current_graph_task_id())
     parent = state.optimizer or (run.locate() if run is not None else None)
     unit = parent.unit if parent is not None else state.unit
     opened_here = unit is None
@@ -107,7 +109,7 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
         elif state.optimizer is not None and _is_step(state.optimizer, name):
             _close(state, state.optimizer)
         if CORE.steps is not None:
-            CORE.steps.optimizer_stepped(state, optimizer)
+            CORE.steps.optimizer_stepped(CORE.owner(state), optimizer)
     except Exception as error:  # noqa: BLE001
         CORE.fault("an optimizer's step", error)
 
@@ -128,13 +130,18 @@ def _close(state: ThreadState, region: Region) -> None:
         raise
 
 
+def is_on_stack(wanted: types.FrameType) -> bool:
+    """Whether a frame is running still, on this thread."""
+    frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is not None
+
+
 def check(state: ThreadState, error: Failure | None = None) -> None:
     """Close the optimizer step that has raised, if the running one has: its frame is gone."""
     while state.optimizer is not None:
-        frame: types.FrameType | None = sys._getframe()  # noqa: SLF001
-        while frame is not None and frame is not state.optimizer.token:
-            frame = frame.f_back
-        if frame is not None:
+        if is_on_stack(state.optimizer.token):
             return
         region = state.optimizer
         region.failure = error or Failure("_OTHER", "", lambda: "", calls.clock())

@@ -18,6 +18,7 @@ __all__ = [
     "TRACKING",
     "Option",
     "check",
+    "is_usable",
     "read",
     "read_policy",
     "resolve",
@@ -245,6 +246,17 @@ def read(option: Option) -> Any:
         raise _unusable(name, value, option) from None
 
 
+def is_usable(option: Option, text: str) -> bool:
+    """Whether a text is a value of an option."""
+    try:
+        value = option.parse(text)
+        if option in _POLICY:
+            Policy(**{option.name: value})
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def check() -> None:
     """See that every variable can be used.
 
@@ -269,12 +281,9 @@ def read_policy(arguments: Mapping[str, Any] | None = None) -> Policy:
     """
     given = {option.name: found for option in _POLICY if (found := read(option)) is not None}
     for option in _POLICY:  # each by itself, so that it is known which one is wrong
-        if option.name in given:
-            try:
-                Policy(**{option.name: given[option.name]})
-            except (TypeError, ValueError):
-                value, name = variables.text(option.variable)
-                raise _unusable(name, value, option) from None
+        value, name = variables.text(option.variable)
+        if value and not is_usable(option, value):
+            raise _unusable(name, value, option)
     return Policy(**{**given, **(arguments or {})})
 
 

@@ -24,6 +24,7 @@ from otel_modtrack.control import Want
 from otel_modtrack.core import CORE
 from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.loading import loaded
+from otel_modtrack.optimizers import is_on_stack
 from otel_modtrack.spans import SpanSink
 from otel_modtrack.steps import OpenStep
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from otel_modtrack.comm.records import Collective
-    from otel_modtrack.core import ThreadState
+    from otel_modtrack.core import Progress, ThreadState
     from otel_modtrack.regions import Failure, Region, Subject, Unit
 
 __all__ = ["Stepper"]
@@ -50,12 +51,9 @@ class Stepper:
         self.retired = False  # there are explicit ones
         self._doubtful = False  # forwards train, as it seems, but no optimizer is seen to step
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._irregular: weakref.WeakSet[Any] = weakref.WeakSet()
         self._references = -1
         self.begun = 0  # how many steps of optimizers were seen to begin
-        # Those that have a parameter of a module that was called in a step.
-        self._concerned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._met: dict[int, tuple[weakref.ref[Any], bool]] = {}
+        self._met: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
 
     # -- what begins a step ----------------------------------------------------------------------
 
@@ -66,7 +64,7 @@ class Stepper:
             return False
         self.settle(state)
         module = subject.ref()
-        trains = isinstance(module, nn.Module) and self._trains(module)
+        trains = isinstance(module, nn.Module) and self._trains(module, progress)
         if progress.open is not None:
             unit = progress.open.unit
             if unit is None or progress.stepped or len(unit.regions) < _MOST_REGIONS:
@@ -82,7 +80,8 @@ class Stepper:
         if not self._may_begin(state) or current_graph_task_id() != -1:
             return False
         if not torch.is_grad_enabled():
-            progress.loads.clear()  # for an evaluation
+            if trains:
+                progress.loads.clear()  # for an evaluation
             return False
         if not trains or not module.training:  # type: ignore[attr-defined]
             return False
@@ -99,22 +98,24 @@ class Stepper:
             and not state.skip
         )
 
-    def _trains(self, module: nn.Module) -> bool:
-        """Whether an optimizer has a parameter of the module."""
+    def _trains(self, module: nn.Module, progress: Progress) -> bool:
+        """Whether an optimizer has a parameter of the module; it is concerned, then."""
         known = self._met.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        self._find_optimizers()
-        own = {id(one) for one in _of_module(module)}
-        found = [
-            optimizer
-            for optimizer in list(self._optimizers)
-            if any(id(one) in own for one in _parameters(optimizer))
-        ]
-        self._concerned.update(found)
-        key, met = id(module), self._met
-        met[key] = (weakref.ref(module, lambda _: met.pop(key, None)), bool(found))
-        return bool(found)
+        if known is None or known[0]() is not module:
+            self._find_optimizers()
+            own = {id(one) for one in _of_module(module)}
+            found = [
+                weakref.ref(optimizer)
+                for optimizer in list(self._optimizers)
+                if any(id(one) in own for one in _parameters(optimizer))
+            ]
+            key, met = id(module), self._met
+            known = met[key] = (weakref.ref(module, lambda _: met.pop(key, None)), found)
+        alive = [one for ref in known[1] if (one := ref()) is not None]
+        for one in alive:
+            if one not in progress.concerned:
+                progress.concerned.add(one)
+        return bool(alive)
 
     def made(self, optimizer: Any) -> None:
         """An optimizer was made."""
@@ -148,8 +149,9 @@ class Stepper:
             return
         progress = state.progress
         loads = progress.take_loads()
-        progress.open = step = OpenStep(state, sink, self.number)
+        step = OpenStep(state, sink, self.number)
         step.begin(context, loads[0][0] if loads else begun_ns, current=False)
+        progress.open = step
         state.unit = step.unit
         if step.unit is not None:
             for load in loads:
@@ -157,21 +159,30 @@ class Stepper:
 
     # -- what ends it ----------------------------------------------------------------------------
 
-    def optimizer_begins(self, state: ThreadState, optimizer: Any) -> None:
-        """An optimizer is about to step on a thread."""
-        progress, key = state.progress, id(optimizer)
-        if key in progress.nested:  # the last time it has raised
-            del progress.nested[progress.nested.index(key) :]
-        progress.nested.append(key)
+    def optimizer_begins(self, state: ThreadState, optimizer: Any, frame: Any) -> None:
+        """An optimizer is about to step on a thread.
+
+        Args:
+            state: of the thread.
+            optimizer: it.
+            frame: that runs the step.
+        """
+        progress = state.progress
+        while progress.nested and not is_on_stack(progress.nested[-1][1]):
+            progress.nested.pop()  # it has raised
+        progress.nested.append((id(optimizer), frame))
         self.begun += 1
         if optimizer not in self._optimizers:
             self.made(optimizer)
-        self._concerned.add(optimizer)
         self._doubtful = False
+        if progress.evaluating:
+            return
+        progress.concerned.add(optimizer)
         if not CORE.on:
             return
         self.settle(state)
-        if state.running is None and self._may_begin(state) and optimizer not in self._irregular:
+        regular = optimizer not in progress.irregular
+        if state.running is None and regular and self._may_begin(state):
             self._begin(state)
 
     def optimizer_stepped(
@@ -179,21 +190,25 @@ class Stepper:
     ) -> None:
         """An optimizer has stepped; or a gradient scaler has kept it from doing so."""
         progress, key = state.progress, id(optimizer)
-        if key in progress.nested:
-            del progress.nested[progress.nested.index(key) :]
-        if progress.nested or self.retired:  # a part of another one's step
-            return
-        step = progress.open
-        if CORE.on and step is None:
+        for at in reversed(range(len(progress.nested))):
+            if progress.nested[at][0] == key:
+                del progress.nested[at:]
+                break
+        if progress.nested or progress.evaluating or self.retired:
+            return  # a part of another one's step, or of an evaluation
+        if CORE.on and progress.open is None:
             return  # of one that is in no step
         if key in progress.stepped and progress.split is None:
             self._learn(state, optimizer)
+        step = progress.open
         if step is not None and skipped:
             step.skipped = True
-        progress.stepped[key] = True
         unit = step.unit if step is not None else None
-        progress.cuts.append((len(unit.regions) if unit is not None else 0, calls.clock()))
-        expected = {id(one) for one in list(self._concerned) if one not in self._irregular}
+        place = (len(unit.regions) if unit is not None else 0, calls.clock())
+        progress.stepped.pop(key, None)
+        progress.stepped[key] = place
+        concerned = list(progress.concerned)
+        expected = {id(one) for one in concerned if one not in progress.irregular}
         progress.due = expected <= progress.stepped.keys()
         self.settle(state)
 
@@ -203,28 +218,32 @@ class Stepper:
         The step was over, then, when the last of the others had stepped.
         """
         progress = state.progress
-        self._irregular.discard(optimizer)
-        for one in list(self._concerned):
+        progress.irregular.discard(optimizer)
+        for one in list(progress.concerned):
             if id(one) not in progress.stepped:
-                self._irregular.add(one)
-        split = progress.cuts[-1]
-        if progress.open is None:
+                progress.irregular.add(one)
+        split = _last(progress)
+        step = progress.open
+        if step is None:
             self._count(state)
-        else:
-            progress.start_anew()
+            return
+        progress.start_anew()
+        if split[1] >= step.begun_ns:  # else that was not seen, and the step begins after it
             progress.split = split
 
     def _split(self, state: ThreadState) -> None:
         """Make two of a step that turned out to be two."""
         progress = state.progress
         at, ended_ns = progress.split or (0, 0)
-        stepped, cuts, due = dict(progress.stepped), list(progress.cuts), progress.due
+        stepped, due = dict(progress.stepped), progress.due
         unit = progress.open.unit
         later, launched = _taken_out(unit, at, ended_ns) if unit is not None else ([], [])
         self._finish(state, None, ended_ns)
         self._begin(state, later[0].start_ns if later else 0)
-        progress.stepped, progress.due = stepped, due
-        progress.cuts = [(max(count - at, 0), at_ns) for count, at_ns in cuts]
+        progress.stepped = {
+            key: (max(count - at, 0), at_ns) for key, (count, at_ns) in stepped.items()
+        }
+        progress.due = due
         step = progress.open
         if step is not None and step.unit is not None:
             for region in later:
@@ -248,7 +267,7 @@ class Stepper:
         if progress.open is None:
             self._count(state)
         else:
-            ended_ns = progress.cuts[-1][1] if progress.cuts else 0
+            ended_ns = _last(progress)[1]
             unit = progress.open.unit
             if unit is not None and unit.regions:
                 ended_ns = max(ended_ns, *(one.end_ns for one in unit.regions))
@@ -273,13 +292,16 @@ class Stepper:
 
     def _finish(self, state: ThreadState, failure: Failure | None, ended_ns: int) -> None:
         progress = state.progress
-        step, progress.open = progress.open, None
-        progress.start_anew()
-        self.number += 1
+        step = progress.open
         if state.unit is step.unit:
             state.unit = None
-        step.stop(failure, ended_ns)
-        step.end()
+        progress.start_anew()
+        progress.open = None
+        self.number += 1
+        try:
+            step.stop(failure, ended_ns)
+        finally:  # a signal handler's exception may have come
+            step.end()
 
     def close(self, state: ThreadState, failure: Failure | None = None) -> None:
         """End the step that is open on a thread, as it is; without one, do nothing."""
@@ -293,6 +315,11 @@ class Stepper:
         """An explicit step begins on a thread: from now on there are only these."""
         self.close(state)
         self.retired = True
+
+
+def _last(progress: Progress) -> tuple[int, int]:
+    """Where the last optimizer was done."""
+    return next(reversed(progress.stepped.values()), (0, 0))
 
 
 def _taken_out(unit: Unit, at: int, since_ns: int) -> tuple[list[Region], list[Collective]]:

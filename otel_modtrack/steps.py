@@ -150,6 +150,13 @@ class OpenStep:
 
     def end(self) -> None:
         """Export the step's span. Again: does nothing."""
+        try:
+            self._export()
+        except BaseException:  # a signal handler's: what is below it is exported already
+            self._export()
+            raise
+
+    def _export(self) -> None:
         if self.span.is_recording():
             self._sink.end(self.span, self._wall_ns)
 
@@ -245,7 +252,12 @@ class Step:
         trace_: types.TracebackType | None,
     ) -> None:
         """End the step and hand its spans on."""
-        self.stop(error)
+        try:
+            self.stop(error)
+        finally:  # a signal handler's exception may have come
+            self._export()
+
+    def _export(self) -> None:
         try:
             if self._step is not None:
                 self._step.end()
@@ -276,13 +288,13 @@ class Evaluation:
     def _begin(self) -> None:
         sink = CORE.sink.ready()
         context = context_api.get_current()
-        if not CORE.on or not isinstance(sink, SpanSink) or context.get(sink.suppress_key):
+        if not isinstance(sink, SpanSink) or not (CORE.on or CORE.resting):
             return
         self._state = state = THREADS.state
         self._saved = (state.suspend(), state.progress.evaluating)
         state.progress.evaluating = True
         state.skip = not CORE.on
-        if not sink.control.records_outside():
+        if not sink.control.records_outside() or context.get(sink.suppress_key):
             return
         context = carrier.around(context)
         self._sink, self._unit = sink, Unit(sink)

@@ -144,7 +144,7 @@ class ModTracker:
                 self._count()
             self._entries.append(entry)
             carrier.read()
-            late = self._prepare is not None
+            late = entry.automatic = self._prepare is not None
             entry.sink = self._late_sink(entry) if late else self._make_sink()
             self._names = ACTIVATION.add(entry, self._names)
             if first:
@@ -177,7 +177,8 @@ class ModTracker:
         sink = make_sink(self._provider, __version__, measures=meter is not None)
         if sink is not None:
             sink.collectives, sink.control, sink.meter = self._mode, self._control, meter
-            sink.sees_all = lambda: self._hooks.any
+            hooks = weakref.ref(self._hooks)  # a sink lives as long as a subject's cache holds it
+            sink.sees_all = lambda: (found := hooks()) is not None and found.any
             if meter is not None:
                 meter.watch_dropped(lambda: sink.dropped)
         return sink

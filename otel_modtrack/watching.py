@@ -36,7 +36,7 @@ def end_scaled(begun: int, optimizer: Any) -> None:
     try:
         steps = CORE.steps
         if steps is not None and steps.begun == begun:
-            steps.optimizer_stepped(THREADS.state, optimizer, skipped=True)
+            steps.optimizer_stepped(CORE.owner(THREADS.state), optimizer, skipped=True)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("the step of a gradient scaler", error)
 

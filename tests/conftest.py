@@ -41,6 +41,8 @@ LONGEST = (
     "test_memory.py",
     "test_forks.py",
     "test_examples.py",
+    "test_processes.py",
+    "test_ends.py",
 )
 
 torch.set_num_threads(1)

@@ -95,7 +95,7 @@ class HookWay:
 
 def _before(recorder: Recorder, group: Group, args: Any) -> None:
     """A collective is about to be launched. Never raises."""
-    if not CORE.on:
+    if not (CORE.on or CORE.resting):
         return
     try:
         operator = _BY_NUMBER.get(args.name.value)

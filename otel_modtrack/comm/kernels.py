@@ -109,7 +109,7 @@ class KernelWay(_Kernels):
 
             def kernel(keys: Any, *args: Any) -> Any:
                 try:
-                    if CORE.on and not _is_fake(inputs := _flat(args, ins)):
+                    if (CORE.on or CORE.resting) and not _is_fake(inputs := _flat(args, ins)):
                         asynchronous = async_at >= 0 and (
                             args[async_at] if async_at < len(args) else True
                         )

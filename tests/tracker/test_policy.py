@@ -563,7 +563,8 @@ def test_record_next_takes_a_number() -> None:
 def test_nothing_is_left_of_a_rest() -> None:
     """A tracker that is left while it rests leaves nothing."""
     before = patched_state()
-    with ModTracker(tracer_provider=TracerProvider(shutdown_on_exit=False), policy=Policy(every=0)):
+    provider = TracerProvider(shutdown_on_exit=False)
+    with ModTracker(tracer_provider=provider, policy=Policy(every=0), steps="explicit"):
         assert CORE.resting
         assert not CORE.on
     assert patched_state() == before

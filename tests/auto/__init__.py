@@ -1,0 +1,1 @@
+"""Programs that do not know of us, run as their users would."""
