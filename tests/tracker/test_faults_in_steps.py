@@ -448,7 +448,7 @@ def lbfgs() -> Any:
         optimizer.zero_grad()
         loss = training.model(X).square().sum()
         loss.backward()
-        return loss
+        return loss.detach()
 
     for _ in range(7):
         optimizer.step(closure)

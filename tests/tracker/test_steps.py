@@ -290,7 +290,7 @@ def test_closures() -> None:
         lbfgs.zero_grad()
         loss = training.model(X).square().sum()
         loss.backward()
-        return loss
+        return loss.detach()
 
     del training.optimizer
     found = seen(lambda _: [lbfgs.step(closure) for _ in range(2)])
