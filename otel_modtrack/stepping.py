@@ -300,8 +300,10 @@ class Stepper:
         self.number += 1
         try:
             step.stop(failure, ended_ns)
-        finally:  # a signal handler's exception may have come
             step.end()
+        except BaseException:  # a signal handler's: what is below the step is exported already
+            step.end()
+            raise
 
     def close(self, state: ThreadState, failure: Failure | None = None) -> None:
         """End the step that is open on a thread, as it is; without one, do nothing."""

@@ -29,6 +29,7 @@ VARIANTS = (
     "ours: spans, dropped by a processor",
     "ours: spans, OTLP",
     "ours: parent not sampled",
+    "ours: steps left out by a policy",
     "ours: off",
 )
 
@@ -143,8 +144,8 @@ def test_table_has_a_line_for_each_variant_and_a_verdict_for_each_target(
         tables = [line for line in lines if line.startswith(f"  {variant}  ")]
         assert len(tables) == len(WORKLOADS) * len(MODES), variant
     verdicts = report["verdicts"]
-    # chain and gpt: three targets in training, two in inference; off everywhere
-    assert len(verdicts) == 2 * (3 + 2) + len(WORKLOADS) * len(MODES)
+    # chain and gpt: three targets in training, two in inference; left out, and off, everywhere
+    assert len(verdicts) == 2 * (3 + 2) + 2 * len(WORKLOADS) * len(MODES)
     for verdict in verdicts:
         assert f"  {verdict['text']}" in lines
         assert verdict["met"] == ("missed by" not in verdict["text"])

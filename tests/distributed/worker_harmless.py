@@ -102,6 +102,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.pipelining.schedules import _PipelineSchedule
 
+# What is left of a fault or an interruption is seen at once; recognised steps have tests of their
+# own, tests/tracker/test_faults_in_steps.py.
+os.environ["OTEL_PYTHON_MODTRACK_STEPS"] = "explicit"
 ALONE = os.environ.get("WORLD_SIZE") == "1"
 OURS = str(Path(otel_modtrack.__file__).parent)
 ITERATIONS = 3
