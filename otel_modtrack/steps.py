@@ -192,6 +192,10 @@ class Step:
         state = THREADS.state
         if CORE.steps is not None:
             CORE.steps.give_way(state)
+        if CORE.resting and sink.control.next(self._number) is Want.LEAVE:
+            sink.control.passed()  # nothing is on: that was all
+            state.progress.take_loads()
+            return
         context = context_api.get_current()
         if context.get(sink.suppress_key):
             self._suspend(state, None)
