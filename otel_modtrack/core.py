@@ -100,10 +100,10 @@ class Progress:
     """
 
     __slots__ = (
-        "concerned",
+        "_concerned",
+        "_irregular",
         "due",
         "evaluating",
-        "irregular",
         "loads",
         "nested",
         "open",
@@ -115,12 +115,26 @@ class Progress:
     def __init__(self) -> None:
         self.open: Any = None
         self.nested: list[tuple[int, Any]] = []
-        self.concerned: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.irregular: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._concerned: weakref.WeakSet[Any] | None = None  # most threads train nothing
+        self._irregular: weakref.WeakSet[Any] | None = None
         self.suspended = 0
         self.loads: list[tuple[int, int]] = []
         self.evaluating = False
         self.start_anew()
+
+    @property
+    def concerned(self) -> weakref.WeakSet[Any]:
+        """See the class."""
+        if self._concerned is None:
+            self._concerned = weakref.WeakSet()
+        return self._concerned
+
+    @property
+    def irregular(self) -> weakref.WeakSet[Any]:
+        """See the class."""
+        if self._irregular is None:
+            self._irregular = weakref.WeakSet()
+        return self._irregular
 
     def start_anew(self) -> None:
         """No optimizer has stepped since the last step."""
