@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import otel_modtrack
-from otel_modtrack import ModTracker, region
+from otel_modtrack import ModTracker, Policy, region
 from otel_modtrack.comm import kernels
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def test_one_graph_run_again_and_again(spans: Spans) -> None:
     """A retained graph can be run backward a thousand times: nothing piles up on its nodes."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     x = X.clone().requires_grad_()
-    with ModTracker(model, tracer_provider=spans.provider):
+    with ModTracker(model, tracer_provider=spans.provider, policy=Policy(budget=0)):
         loss = model(x).sum()
         stays_flat(lambda: loss.backward(retain_graph=True))
     assert spans.counter.count >= 3 + STEPS * 4
@@ -215,7 +215,7 @@ def test_one_graph_of_two_threads_run_again_and_again(spans: Spans) -> None:
     """Nor on the nodes of a graph that two threads have built together."""
     model = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)])
     outs: list[torch.Tensor] = []
-    with ModTracker(model, tracer_provider=spans.provider):
+    with ModTracker(model, tracer_provider=spans.provider, policy=Policy(budget=0)):
         for part in model:
             thread = threading.Thread(target=lambda: outs.append(part(X)))  # noqa: B023
             thread.start()
