@@ -18,6 +18,8 @@ from otel_modtrack.loading import LoadSwap
 from otel_modtrack.optimizers import OptimizerHooks
 from otel_modtrack.regions import Sink
 from otel_modtrack.spans import SpanSink
+from otel_modtrack.swap import undo_all
+from otel_modtrack.training import Progress
 from otel_modtrack.watching import OptimizerSwap, ScalerSwap
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class Activation:
                 return
             entry, sink = self._trackers[0], CORE.sink
             control = sink.control
-            if control is None or not control.may_rest():
+            if control is None or control.records_outside():
                 return
             if sink.meter is not None or entry.sees_all():
                 return
@@ -198,9 +200,7 @@ class Activation:
             CORE.resting = False
 
     def _see_no_calls(self) -> None:
-        while self._undo_calls:
-            self._undo_calls[-1]()
-            self._undo_calls.pop()
+        undo_all(self._undo_calls)
         CORE.forget()
         for state in list(CORE.states):
             if state.running is None:
@@ -254,16 +254,14 @@ class Activation:
             CORE.steps = None
             try:
                 self._see_no_calls()
-                while self._undo:
-                    self._undo[-1]()
-                    self._undo.pop()
+                undo_all(self._undo)
             finally:
                 if self._undo or self._undo_calls:  # interrupted: take the rest away all the same
                     self.off()
             if self._interception is not None:  # what could not be taken away before
                 self._interception.remove()
             for state in list(CORE.states):
-                state.progress.forget()
+                state.progress = Progress()
 
 
 def _span_of(region: Any) -> Any:

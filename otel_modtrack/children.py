@@ -10,15 +10,13 @@ import functools
 import multiprocessing.process
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opentelemetry import context as context_api, trace
 
 from otel_modtrack import carrier
 from otel_modtrack.core import CORE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from otel_modtrack.swap import AttributeSwap
 
 __all__ = ["ChildSwap"]
 
@@ -29,26 +27,15 @@ class ChildSwap:
     """Puts wrappers around what starts processes, and takes them away."""
 
     def __init__(self) -> None:
-        self._places: list[tuple[Any, str, Any, Any]] = []
+        self._swap = AttributeSwap()
+        # Where somebody else has wrapped ours, it stays, and does nothing while no tracker is on.
+        self.remove = self._swap.remove
 
     def install(self) -> None:
         """Wrap."""
-        self._wrap(subprocess.Popen, "__init__", _popen)
-        self._wrap(multiprocessing.process.BaseProcess, "start", _start)
-
-    def remove(self) -> None:
-        """Unwrap, where nobody else has wrapped since: ours does nothing while no tracker is on."""
-        while self._places:
-            owner, name, ours, original = self._places[-1]
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-            self._places.pop()  # last: a signal handler may interrupt this anywhere
-
-    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = vars(owner)[name]
-        ours = make(original)
-        self._places.append((owner, name, ours, original))
-        setattr(owner, name, ours)
+        popen, process = subprocess.Popen, multiprocessing.process.BaseProcess
+        self._swap.put(popen, "__init__", _popen(popen.__init__))
+        self._swap.put(process, "start", _start(process.start))
 
 
 def _popen(original: Any) -> Any:

@@ -99,10 +99,6 @@ class Control:
         policy = self.policy
         return (not policy.selects_steps or policy.outliers is not None) and self.records_rank()
 
-    def may_rest(self) -> bool:
-        """Whether nothing need be seen between the steps that are recorded."""
-        return not self.records_outside()
-
     def is_outlier(self, kind: object, duration_ns: int) -> bool:
         """Whether something took longer than the policy allows; it counts for those after it.
 

@@ -17,6 +17,7 @@ from otel_modtrack.engine import current_graph_task_id
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.names import Names
 from otel_modtrack.regions import Kind, Sink
+from otel_modtrack.training import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,6 @@ __all__ = [
     "METADATA_KEY",
     "THREADS",
     "Core",
-    "Progress",
     "Stretch",
     "ThreadState",
     "from_signal_handler",
@@ -47,7 +47,6 @@ METADATA_KEY = "otel_modtrack"  # under which a node's metadata holds a stretch
 # of what leaked out of a call (an activation kept by a hook) still finds its regions.
 _RECENT = 64
 _RECENT_ENTRIES = 50_000  # about 5 MB
-_LOADS_KEPT = 16
 
 _next_thread = itertools.count().__next__
 
@@ -80,81 +79,6 @@ def real(region: Region | None) -> Region | None:
     while region is not None and region.subject.kind is Kind.ENGINE:
         region = region.parent
     return region
-
-
-class Progress:
-    """How far a thread's training is: what is remembered from step to step.
-
-    Attributes:
-        open: the step that was recognised and is under way, or None.
-        due: it is over, as soon as the backward is that runs now.
-        stepped: the optimizers that have stepped since the last step, by ``id``, the last one last,
-            and where that was: (how many regions there were, clock in ns).
-        nested: the optimizer steps that run now, outermost first: (``id``, frame).
-        split: the one of `stepped` at which the step turned out to be two, or None.
-        concerned: optimizers that have a parameter of a module that was called in a step.
-        irregular: those of them that do not step once in every step.
-        suspended: how many things are set aside by `ThreadState.suspend`.
-        loads: when the batches were loaded that belong to the next step.
-        evaluating: whether an explicit evaluation is under way.
-    """
-
-    __slots__ = (
-        "_concerned",
-        "_irregular",
-        "due",
-        "evaluating",
-        "loads",
-        "nested",
-        "open",
-        "split",
-        "stepped",
-        "suspended",
-    )
-
-    def __init__(self) -> None:
-        self.open: Any = None
-        self.nested: list[tuple[int, Any]] = []
-        self._concerned: weakref.WeakSet[Any] | None = None  # most threads train nothing
-        self._irregular: weakref.WeakSet[Any] | None = None
-        self.suspended = 0
-        self.loads: list[tuple[int, int]] = []
-        self.evaluating = False
-        self.start_anew()
-
-    @property
-    def concerned(self) -> weakref.WeakSet[Any]:
-        """See the class."""
-        if self._concerned is None:
-            self._concerned = weakref.WeakSet()
-        return self._concerned
-
-    @property
-    def irregular(self) -> weakref.WeakSet[Any]:
-        """See the class."""
-        if self._irregular is None:
-            self._irregular = weakref.WeakSet()
-        return self._irregular
-
-    def start_anew(self) -> None:
-        """No optimizer has stepped since the last step."""
-        self.due = False
-        self.split: tuple[int, int] | None = None
-        self.stepped: dict[int, tuple[int, int]] = {}
-
-    def forget(self) -> None:
-        """As if nothing had been trained on this thread."""
-        self.__init__()  # type: ignore[misc]
-
-    def add_load(self, begun_ns: int, ended_ns: int) -> None:
-        """A batch was loaded while no step was open; the last few are kept."""
-        self.loads.append((begun_ns, ended_ns))
-        del self.loads[:-_LOADS_KEPT]
-
-    def take_loads(self) -> list[tuple[int, int]]:
-        """The batches that belong to the step that begins now."""
-        found, self.loads = self.loads, []
-        return found
 
 
 class ThreadState:
@@ -422,7 +346,7 @@ class Core:
         for state in list(self.states):
             if state.unit is not None:
                 state.unit.sink = Sink()
-            state.progress.forget()
+            state.progress = Progress()
         if self.on or self.resting:
             self.sink = Sink()
             self.steps = None

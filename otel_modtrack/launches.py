@@ -12,7 +12,7 @@ from otel_modtrack import engine
 from otel_modtrack.backward import Run, fired
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.interrupts import from_signal_handler
-from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
+from otel_modtrack.swap import AroundSwap, original_body, skip_by_dynamo
 
 __all__ = ["EngineSwap"]
 
@@ -87,7 +87,7 @@ def _around(cell: list[Run], t_outputs: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
-class EngineSwap:
+class EngineSwap(AroundSwap):
     """Puts our code into ``torch.autograd.graph._engine_run_backward`` and takes it out again.
 
     Raises:
@@ -95,11 +95,5 @@ class EngineSwap:
     """
 
     def __init__(self) -> None:
-        target: Any = graph._engine_run_backward  # noqa: SLF001
-        self._swap = CodeSwap(
-            target,
-            wrapped(target, _around),
-            {"modtrack:begin_run": begin_run, "modtrack:end_run": end_run},
-        )
-        skip_by_dynamo(begin_run, end_run, Run.first, fired)
-        self.install, self.remove = self._swap.install, self._swap.remove
+        super().__init__(graph._engine_run_backward, _around, begin_run, end_run)  # noqa: SLF001
+        skip_by_dynamo(Run.first, fired)

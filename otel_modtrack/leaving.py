@@ -19,9 +19,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["at_exit", "at_sigterm", "at_worker_exit", "mention"]
+__all__ = ["at_exit", "at_sigterm", "at_worker_exit", "ended_by", "mention"]
 
 logger = logging.getLogger("otel_modtrack")
+
+
+def ended_by() -> BaseException | None:
+    """What has ended the program, asked at its end; None if no exception has."""
+    last: Any = (
+        sys.exc_info()[1]  # of a worker, which ends while it is handled
+        or getattr(sys, "last_exc", None)  # Python 3.12
+        or getattr(sys, "last_value", None)
+    )
+    return last if isinstance(last, BaseException) else None
 
 
 def at_exit(leave: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import dataloader
 from otel_modtrack import calls
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.regions import Kind, Phase, Region, Subject, Unit
-from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
+from otel_modtrack.swap import AroundSwap, original_body
 
 __all__ = ["LoadSwap", "loaded"]
 
@@ -49,7 +49,7 @@ def _note(begun_ns: int, ended_ns: int) -> None:
         if unit.sink.var is not None:
             region.context = unit.sink.below_step(region, unit.sink.var.get())
     elif state.progress.evaluating:
-        unit = CORE.sink.begin(_LOAD)
+        unit = CORE.begin(state, _LOAD)
         if unit is not None:
             unit.opener = loaded(unit, begun_ns, ended_ns)
             CORE.flush(unit)
@@ -72,7 +72,7 @@ def _around() -> Any:
             end_load(begun_ns)
 
 
-class LoadSwap:
+class LoadSwap(AroundSwap):
     """Puts our code into the DataLoader's iterators and takes it out again.
 
     Raises:
@@ -80,11 +80,5 @@ class LoadSwap:
     """
 
     def __init__(self) -> None:
-        target: Any = dataloader._BaseDataLoaderIter.__next__  # noqa: SLF001
-        self._swap = CodeSwap(
-            target,
-            wrapped(target, _around),
-            {"modtrack:begin_load": begin_load, "modtrack:end_load": end_load},
-        )
-        skip_by_dynamo(begin_load, end_load)
-        self.install, self.remove = self._swap.install, self._swap.remove
+        target = dataloader._BaseDataLoaderIter.__next__  # noqa: SLF001
+        super().__init__(target, _around, begin_load, end_load)

@@ -16,7 +16,7 @@ from torch import nn
 
 from otel_modtrack import forward, scopes
 from otel_modtrack.core import CORE
-from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
+from otel_modtrack.swap import AroundSwap, AttributeSwap, original_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,18 +40,16 @@ class MethodSwap:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._classes: set[type] = set()
-        self._places: list[tuple[type, str, Any, Any]] = []
-        self._modules: CodeSwap | None = None
+        self._wrapped = AttributeSwap()
+        self._modules: AroundSwap | None = None
 
     def install(self) -> None:
         """See modules being made from now on; where torch does not let us, say what is lost."""
-        target: Any = nn.Module.__init__
         try:
-            swap = CodeSwap(target, wrapped(target, _around_init), {"modtrack:seen": self.seen})
+            swap = AroundSwap(nn.Module.__init__, _around_init, self.seen)
         except TypeError as error:
             logger.warning("%s: methods are regions only of modules that were called before", error)
             return
-        skip_by_dynamo(MethodSwap.seen)
         swap.install()
         self._modules = swap
 
@@ -59,11 +57,7 @@ class MethodSwap:
         """Everything is as it was, where nobody else has put something there since."""
         if self._modules is not None:
             self._modules.remove()
-        while self._places:
-            owner, name, ours, original = self._places[-1]
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-            self._places.pop()
+        self._wrapped.remove()
         self._classes.clear()
 
     def seen(self, module: nn.Module) -> None:
@@ -88,12 +82,10 @@ class MethodSwap:
                 or not isinstance(original, types.FunctionType)
                 or inspect.isasyncgenfunction(original)  # no wrapper is one, and passes all through
                 or owner.__module__.startswith(_BASES)
-                or any(place[2] is original for place in self._places)
+                or self._wrapped.has(original)
             ):
                 continue
-            ours = _as_region(original, method)
-            self._places.append((owner, method, ours, original))
-            setattr(owner, method, ours)
+            self._wrapped.put(owner, method, _as_region(original, method))
 
 
 def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:

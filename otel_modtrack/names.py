@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from otel_modtrack.regions import Region
 
-__all__ = ["Names", "template"]
+__all__ = ["Names", "children", "template"]
 
 # (module and class that defines a wrapper, name of the child it wraps). Matched along the MRO, by
 # name, so that nothing is imported for it and subclasses count.
@@ -93,7 +93,8 @@ def _is_mixin(base: type) -> bool:
     )
 
 
-def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Name and module of what is directly below a module."""
     # The instance's dict, not the attribute: a class may have its own __getattr__.
     children = module.__dict__.get("_modules") or {}
     for name, child in list(children.items()):
@@ -139,7 +140,7 @@ def _wraps_compilers(module: nn.Module) -> bool:
     The latter is what compiled autograd makes.
     """
     return type(module).__name__.startswith("CompiledAutograd") or any(
-        type(child).__module__.startswith(_COMPILERS_OWN) for _, child in _children(module)
+        type(child).__module__.startswith(_COMPILERS_OWN) for _, child in children(module)
     )
 
 
@@ -196,7 +197,7 @@ class Names:
         if self._misses.get(id(owner), 0) < _MISSES_ALLOWED:
             self._name_tree(owner, subject)  # type: ignore[arg-type]
         else:
-            for name, child in _children(owner):  # type: ignore[arg-type]
+            for name, child in children(owner):  # type: ignore[arg-type]
                 if child is module:
                     self._add_child(child, subject, name)
                     self._name_tree(child, self.known[id(child)])
@@ -241,7 +242,7 @@ class Names:
         while stack:
             module, above = stack.pop()
             below = []
-            for name, child in _children(module):
+            for name, child in children(module):
                 if id(child) in seen:
                     continue
                 seen.add(id(child))

@@ -82,7 +82,7 @@ def _open(state: ThreadState, subject: Subject) -> None:
     unit = parent.unit if parent is not None else state.unit
     opened_here = unit is None
     if unit is None:
-        unit = None if state.progress.open is not None else CORE.sink.ready().begin(subject)
+        unit = CORE.begin(state, subject)
         if unit is None:
             return
     region = Region(subject, parent, Phase.FORWARD, calls.clock(), unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from otel_modtrack.comm.telling import EACH, OFF, SUMMED
 from otel_modtrack.otlp import variables
 from otel_modtrack.policy import DEFAULT_BUDGET, Policy
 from otel_modtrack.usage import ConfigurationError
@@ -68,12 +69,6 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _ranks(text: str) -> str | tuple[int, ...]:
     return tuple(int(word) for word in _words(text)) if text[:1].isdecimal() else text
-
-
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError
-    return text.lower() == "true"
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
@@ -205,15 +200,15 @@ TRACKING: Final = (
     Option(
         "collectives",
         "HOW",
-        _one_of("summed", "each", "off"),
+        _one_of(SUMMED, EACH, OFF),
         "summed, each or off",
-        "summed",
+        SUMMED,
         "what is told of collectives: summed, each, or off",
     ),
     Option(
         "metrics",
         "BOOL",
-        _flag,
+        variables.truth,
         "true or false",
         "false",
         "whether durations and collectives are metrics, too",
@@ -223,7 +218,7 @@ TRACKING: Final = (
 FORKED: Final = Option(
     "forked",
     "BOOL",
-    _flag,
+    variables.truth,
     "true or false",
     "false",
     "whether forked children are tracked, too",
@@ -240,17 +235,19 @@ def read(option: Option) -> Any:
     value, name = variables.text(option.variable)
     if not value:
         return None
-    try:
-        return option.parse(value)
-    except ValueError:
-        raise _unusable(name, value, option) from None
+    if not is_usable(option, value):
+        raise ConfigurationError(
+            f"{name}={variables.shown(value)} cannot be used; set it to {option.wanted},"
+            " or unset it"
+        )
+    return option.parse(value)
 
 
 def is_usable(option: Option, text: str) -> bool:
     """Whether a text is a value of an option."""
     try:
         value = option.parse(text)
-        if option in _POLICY:
+        if option in _POLICY:  # by itself, so that it is known which one is wrong
             Policy(**{option.name: value})
     except (TypeError, ValueError):
         return False
@@ -265,7 +262,6 @@ def check() -> None:
     """
     for option in OPTIONS:
         read(option)
-    read_policy()
 
 
 def read_policy(arguments: Mapping[str, Any] | None = None) -> Policy:
@@ -280,10 +276,6 @@ def read_policy(arguments: Mapping[str, Any] | None = None) -> Policy:
         ConfigurationError: if a variable cannot be used; it is named.
     """
     given = {option.name: found for option in _POLICY if (found := read(option)) is not None}
-    for option in _POLICY:  # each by itself, so that it is known which one is wrong
-        value, name = variables.text(option.variable)
-        if value and not is_usable(option, value):
-            raise _unusable(name, value, option)
     return Policy(**{**given, **(arguments or {})})
 
 
@@ -303,9 +295,3 @@ def resolve(name: str, given: Any) -> Any:
     except ValueError:
         msg = f"ModTracker({name}=...): {option.wanted} is wanted, not {given!r}"
         raise ValueError(msg) from None
-
-
-def _unusable(name: str, value: str, option: Option) -> ConfigurationError:
-    return ConfigurationError(
-        f"{name}={variables.shown(value)} cannot be used; set it to {option.wanted}, or unset it"
-    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_modtrack.fold import Folded
     from otel_modtrack.metrics import Meter
 
-__all__ = ["CALLS", "Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit"]
+__all__ = ["CALLS", "Failure", "Kind", "Phase", "Region", "Sink", "Subject", "Unit", "close_all"]
 
 clock = time.perf_counter_ns
 _APART_NS = 20_000  # how far apart two clocks may be read to count as read at once
@@ -244,6 +244,14 @@ class Unit:
     def now_wall_ns(self) -> int:
         """Nanoseconds since the epoch, now, on the unit's clock."""
         return self.base_ns + clock()
+
+
+def close_all(regions: list[Region]) -> None:
+    """End what has not ended: a body that has not run to its end."""
+    if not all(region.end_ns for region in regions):
+        now_ns = clock()
+        for region in regions:
+            region.end_ns = region.end_ns or now_ns
 
 
 def _clock_offset() -> int:

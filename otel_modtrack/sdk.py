@@ -21,7 +21,7 @@ from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
 from otel_modtrack.shaping import folded_attributes, folded_events
-from otel_modtrack.spans import Scope, SpanSink
+from otel_modtrack.spans import SpanSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from otel_modtrack.comm.telling import Told
+    from otel_modtrack.place import Scope
 
 __all__ = ["SdkSink"]
 

@@ -20,10 +20,12 @@ from otel_modtrack.comm.telling import EACH, OFF, SUMMED, gather
 from otel_modtrack.control import Control
 from otel_modtrack.current import RegionContext, context_variable
 from otel_modtrack.interrupts import from_signal_handler
+from otel_modtrack.place import Scope, while_it_lasts
 from otel_modtrack.policy import Policy
-from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
+from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit, close_all
 from otel_modtrack.saying import attributes_of, number, span_name, tell
 from otel_modtrack.shaping import Spent, choose, folded_attributes, folded_events
+from otel_modtrack.sinks import Unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,68 +35,12 @@ if TYPE_CHECKING:
 
     from otel_modtrack.metrics import Meter
 
-__all__ = ["Scope", "SpanSink", "make_sink"]
+__all__ = ["SpanSink", "make_sink"]
 
 logger = logging.getLogger("otel_modtrack")
 
 clock = time.perf_counter_ns
 _MOST_EVENTS = 128  # a span's, unless its provider says otherwise; the SDK's default
-
-
-class Scope:
-    """Where a unit's outermost regions hang.
-
-    Attributes:
-        context: the context that was active when the unit began.
-        parent: the span context in it, or None.
-        trace_id: the trace that parentless regions belong to; 0 to begin one.
-        flags, state: what their span contexts carry.
-        joined: a span of the trace to join, where there is no parent.
-        extra: attributes that the sampler adds to the unit's first region.
-        early: the span of the unit's first region, started to ask the provider about it.
-        outer: of a step's unit: the context that the step hangs under.
-        around: of a step whose span nobody made current: the span that was, or None.
-    """
-
-    __slots__ = (
-        "around",
-        "context",
-        "early",
-        "extra",
-        "flags",
-        "joined",
-        "outer",
-        "parent",
-        "state",
-        "trace_id",
-    )
-
-    def __init__(self, context: Context, parent: trace.SpanContext | None) -> None:
-        self.context = context
-        self.parent = parent
-        self.trace_id = parent.trace_id if parent is not None else 0
-        self.flags = parent.trace_flags if parent is not None else trace.TraceFlags(1)
-        self.state = parent.trace_state if parent is not None else None
-        self.joined: trace.SpanContext | None = None
-        self.extra: Mapping[str, AttributeValue] | None = None
-        self.early: trace.Span | None = None
-        self.outer: Context = context
-        self.around: trace.SpanContext | None = None
-
-    def beside(self) -> Scope:
-        """Where what belongs beside a step hangs, if this is the step's own."""
-        found = Scope(self.outer, parent_in(self.outer))
-        found.joined = step = self.parent
-        found.trace_id, found.flags, found.state = step.trace_id, step.trace_flags, step.trace_state  # type: ignore[union-attr]
-        return found
-
-
-def _while_it_lasts(scope: Scope) -> Scope:
-    """The same place in the same trace; without the parent, if that has ended meanwhile."""
-    parent = scope.parent
-    if parent is None or parent.is_remote or trace.get_current_span(scope.context).is_recording():
-        return Scope(scope.context, parent)
-    return Scope(trace.set_span_in_context(trace.INVALID_SPAN, scope.context), None)
 
 
 class SpanSink(Sink):
@@ -165,7 +111,7 @@ class SpanSink(Sink):
         if active is not None and active.trace_id == built.trace_id:
             scope = Scope(context, active)
         else:
-            scope = _while_it_lasts(forward.unit.scope)  # type: ignore[arg-type]
+            scope = while_it_lasts(forward.unit.scope)  # type: ignore[arg-type]
             scope.trace_id, scope.joined = built.trace_id, built
         scope.flags, scope.state = built.trace_flags, built.trace_state
         return Unit(self, scope)
@@ -321,10 +267,7 @@ class SpanSink(Sink):
         """See `Sink.flush`. A fault of a processor of the user's is logged, once, and counted."""
         regions, unit.regions = unit.regions, []
         number(regions)
-        if not all(region.end_ns for region in regions):
-            now_ns = clock()
-            for region in regions:  # a body that has not run to its end
-                region.end_ns = region.end_ns or now_ns
+        close_all(regions)
         for region in unit.bodies:  # one that outlived its parent hangs where it fits
             while region.parent is not None and region.parent.end_ns < region.end_ns:
                 region.parent = region.parent.parent
@@ -441,25 +384,6 @@ class SpanSink(Sink):
         span.set_attributes(told.attributes())
         for event in told.events(each=self.collectives == EACH, most=most):
             span.add_event(semconv.COLLECTIVE_EVENT, event.attributes(), unit.wall_ns(event.at_ns))
-
-
-class Unrecorded(Sink):
-    """What gets no spans, and is measured."""
-
-    wants_backward = True
-
-    def __init__(self, sink: SpanSink) -> None:
-        self._sink = sink
-
-    def flush(self, unit: Unit) -> None:
-        """See `Sink.flush`."""
-        meter = self._sink.meter
-        now_ns = clock()
-        for region in unit.regions:
-            region.end_ns = region.end_ns or now_ns
-        if meter is not None:
-            meter.take(unit, unit.regions, None)
-        super().flush(unit)
 
 
 def _is_folded(region: Region) -> bool:

@@ -8,32 +8,28 @@ end, so that steps which are not looked at are counted as those that are.
 
 from __future__ import annotations
 
-import gc
 import logging
-import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from opentelemetry import context as context_api
 from torch import nn
-from torch.optim import Optimizer
 
 from otel_modtrack import calls
 from otel_modtrack.control import Want
 from otel_modtrack.core import CORE
 from otel_modtrack.engine import current_graph_task_id
+from otel_modtrack.known_optimizers import KnownOptimizers
 from otel_modtrack.loading import loaded
 from otel_modtrack.optimizers import is_on_stack
 from otel_modtrack.spans import SpanSink
 from otel_modtrack.steps import OpenStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from otel_modtrack.comm.records import Collective
-    from otel_modtrack.core import Progress, ThreadState
+    from otel_modtrack.core import ThreadState
     from otel_modtrack.regions import Failure, Region, Subject, Unit
+    from otel_modtrack.training import Progress
 
 __all__ = ["Stepper"]
 
@@ -44,16 +40,21 @@ _MOST_REGIONS = 50_000
 
 
 class Stepper:
-    """The steps of one tracker. One at a time per thread; numbered from 0 in the process."""
+    """The steps of one tracker. One at a time per thread; numbered from 0 in the process.
+
+    Attributes:
+        number: of the step that is next, or under way.
+        optimizers: that are known.
+        begun: how many steps of optimizers were seen to begin.
+        retired: whether there are explicit steps, and none is recognised any more.
+    """
 
     def __init__(self) -> None:
-        self.number = 0  # of the step that is next, or under way
-        self.retired = False  # there are explicit ones
+        self.number = 0
+        self.retired = False
         self._doubtful = False  # forwards train, as it seems, but no optimizer is seen to step
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._references = -1
-        self.begun = 0  # how many steps of optimizers were seen to begin
-        self._met: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = {}
+        self.optimizers = KnownOptimizers()
+        self.begun = 0
 
     # -- what begins a step ----------------------------------------------------------------------
 
@@ -100,47 +101,11 @@ class Stepper:
 
     def _trains(self, module: nn.Module, progress: Progress) -> bool:
         """Whether an optimizer has a parameter of the module; it is concerned, then."""
-        known = self._met.get(id(module))
-        if known is None or known[0]() is not module:
-            self._find_optimizers()
-            own = {id(one) for one in _of_module(module)}
-            found = [
-                weakref.ref(optimizer)
-                for optimizer in list(self._optimizers)
-                if any(id(one) in own for one in _parameters(optimizer))
-            ]
-            key, met = id(module), self._met
-            known = met[key] = (weakref.ref(module, lambda _: met.pop(key, None)), found)
-        alive = [one for ref in known[1] if (one := ref()) is not None]
-        for one in alive:
+        found = self.optimizers.of(module)
+        for one in found:
             if one not in progress.concerned:
                 progress.concerned.add(one)
-        return bool(alive)
-
-    def made(self, optimizer: Any) -> None:
-        """An optimizer was made."""
-        self._optimizers.add(optimizer)
-        self._met.clear()
-
-    def _find_optimizers(self) -> None:
-        """Learn of the optimizers that were made before anybody looked.
-
-        An object holds a reference to its class: where there are as many references as before,
-        beside those of the optimizers that are known, there are no others. A search takes 50 ms.
-        Where it finds several, some may be garbage that is not collected yet: schedulers and their
-        optimizers refer to each other.
-        """
-        kinds = [kind for kind in _with_subclasses(Optimizer) if _is_in_use(kind)]
-        references = sum(sys.getrefcount(kind) for kind in kinds) - len(self._optimizers)
-        if references == self._references:
-            return
-        self._references = references
-        for one in gc.get_referrers(*kinds) if kinds else ():
-            if type(one) in kinds and hasattr(one, "param_groups"):
-                self._optimizers.add(one)
-        if len(self._optimizers) > 1:
-            gc.collect()
-        self._references = sum(sys.getrefcount(kind) for kind in kinds) - len(self._optimizers)
+        return bool(found)
 
     def _begin(self, state: ThreadState, begun_ns: int = 0) -> None:
         sink = CORE.sink.ready()
@@ -149,7 +114,7 @@ class Stepper:
             return
         progress = state.progress
         loads = progress.take_loads()
-        step = OpenStep(state, sink, self.number)
+        step = OpenStep(sink, self.number)
         step.begin(context, loads[0][0] if loads else begun_ns, current=False)
         progress.open = step
         state.unit = step.unit
@@ -172,8 +137,8 @@ class Stepper:
             progress.nested.pop()  # it has raised
         progress.nested.append((id(optimizer), frame))
         self.begun += 1
-        if optimizer not in self._optimizers:
-            self.made(optimizer)
+        if optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
         self._doubtful = False
         if progress.evaluating:
             return
@@ -339,35 +304,3 @@ def _taken_out(unit: Unit, at: int, since_ns: int) -> tuple[list[Region], list[C
     unit.collectives[:] = [one for one in unit.collectives if one.at_ns < since_ns]
     del unit.regions[at:]
     return later, launched
-
-
-def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    for below in type.__subclasses__(kind):
-        yield from _with_subclasses(below)
-
-
-def _is_in_use(kind: type) -> bool:
-    """Whether torch has prepared this class, when its first object was made.
-
-    Source: torch/optim/optimizer.py, `Optimizer._patch_step_function`.
-    """
-    return bool(getattr(getattr(kind, "step", None), "hooked", False))
-
-
-def _parameters(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
-def _of_module(module: nn.Module) -> Iterator[Any]:
-    """The parameters below a module; read where torch keeps them, past what a class overrides."""
-    seen = {id(module)}
-    stack = [module]
-    while stack:
-        here = stack.pop().__dict__
-        yield from (one for one in here.get("_parameters", {}).values() if one is not None)
-        for child in here.get("_modules", {}).values():
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                stack.append(child)

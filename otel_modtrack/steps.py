@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from opentelemetry import context as context_api, trace
 
@@ -11,9 +12,10 @@ from otel_modtrack import calls, carrier, optimizers, semconv, where
 from otel_modtrack.control import Want
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.loading import loaded
+from otel_modtrack.place import Scope
 from otel_modtrack.regions import Unit
 from otel_modtrack.saying import tell
-from otel_modtrack.spans import Scope, SpanSink
+from otel_modtrack.spans import SpanSink
 
 if TYPE_CHECKING:
     import types
@@ -32,7 +34,6 @@ class OpenStep:
     """A step that is under way on a thread, however it was begun.
 
     Args:
-        state: of the thread.
         sink: where it goes.
         number: of the step.
         attributes: that its span has besides.
@@ -44,11 +45,7 @@ class OpenStep:
     """
 
     def __init__(
-        self,
-        state: ThreadState,
-        sink: SpanSink,
-        number: int,
-        attributes: Mapping[str, AttributeValue] | None = None,
+        self, sink: SpanSink, number: int, attributes: Mapping[str, AttributeValue] | None = None
     ) -> None:
         self.span: trace.Span = trace.INVALID_SPAN
         self.want = sink.control.begin(number)
@@ -56,7 +53,6 @@ class OpenStep:
         self.unit: Unit | None = None
         self.begun_ns = 0
         self._wall_ns = 0  # when it ended
-        self._state = state
         self._sink = sink
         self._number = number
         self._attributes = attributes or {}
@@ -150,40 +146,70 @@ class OpenStep:
 
     def end(self) -> None:
         """Export the step's span. Again: does nothing."""
-        try:
-            self._export()
-        except BaseException:  # a signal handler's: what is below it is exported already
-            self._export()
-            raise
-
-    def _export(self) -> None:
         if self.span.is_recording():
             self._sink.end(self.span, self._wall_ns)
 
 
-class Step:
+class _Block(abc.ABC):
+    """What a step and an evaluation have in common, as context managers.
+
+    What is open on the thread is set aside, and a span is the current one, while they last.
+    """
+
+    _what: ClassVar[str]
+
+    def __init__(self, attributes: Mapping[str, AttributeValue] | None) -> None:
+        self._attributes = attributes
+        self._token: Any = None
+        self._state: ThreadState | None = None
+        self._saved: Any = None
+
+    @property
+    @abc.abstractmethod
+    def span(self) -> trace.Span:
+        """Its span; one that does not record before it begins, or if it is not recorded."""
+
+    @abc.abstractmethod
+    def _begin(self) -> None: ...
+
+    def __enter__(self) -> trace.Span:
+        """Begin; its span is the current one."""
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+            CORE.fault(f"the start of {self._what}", error)
+        return self.span
+
+    def _make_current(self, context: Context) -> None:
+        self._token = context_api.attach(trace.set_span_in_context(self.span, context))
+
+    def _set_aside(self, state: ThreadState) -> None:
+        self._state = state
+        self._saved = state.suspend()
+
+    def _detach(self) -> ThreadState | None:
+        """The span is the current one no more. Gives the state to be resumed, once."""
+        if self._token is not None:
+            context_api.detach(self._token)
+            self._token = None
+        state, self._state = self._state, None
+        return state
+
+
+class Step(_Block):
     """One training step, as a context manager; see `ModTracker.step`."""
 
+    _what = "a step"
+
     def __init__(self, number: int, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+        super().__init__(attributes)
         self._number = number
-        self._attributes = attributes
         self._step: OpenStep | None = None
-        self._token: Any = None
-        self._saved: Any = None
-        self._state: Any = None
 
     @property
     def span(self) -> trace.Span:
         """The step's span; one that does not record before the step, or if it is not recorded."""
         return self._step.span if self._step is not None else trace.INVALID_SPAN
-
-    def __enter__(self) -> trace.Span:
-        """Begin the step; its span is the current one."""
-        try:
-            self._begin()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-            CORE.fault("the start of a step", error)
-        return self.span
 
     def _begin(self) -> None:
         sink = CORE.sink.ready()
@@ -198,10 +224,10 @@ class Step:
             return
         context = context_api.get_current()
         if context.get(sink.suppress_key):
-            self._suspend(state, None)
+            self._open(state, None)
             return
         loads = state.progress.take_loads()
-        step = OpenStep(state, sink, self._number, self._attributes)
+        step = OpenStep(sink, self._number, self._attributes)
         if step.want is Want.LEAVE:
             CORE.rest()
         else:
@@ -209,13 +235,12 @@ class Step:
         step.begin(context)
         self._step = step
         if step.want is not Want.LEAVE:
-            self._token = context_api.attach(trace.set_span_in_context(step.span, context))
-        self._suspend(state, step.unit)
+            self._make_current(context)
+        self._open(state, step.unit)
         step.load(loads)
 
-    def _suspend(self, state: ThreadState, unit: Unit | None) -> None:
-        self._state = state
-        self._saved = state.suspend()
+    def _open(self, state: ThreadState, unit: Unit | None) -> None:
+        self._set_aside(state)
         state.unit = unit
         state.skip = unit is None or not CORE.on
 
@@ -233,12 +258,9 @@ class Step:
             CORE.fault("the end of a step", fault)
 
     def _stop(self, error: BaseException | None) -> None:
-        if self._token is not None:
-            context_api.detach(self._token)
-            self._token = None
-        if self._state is None:
+        state = self._detach()
+        if state is None:
             return
-        state, self._state = self._state, None
         failure = calls.describe(error) if error is not None else None
         optimizers.check(state, failure)
         state.resume(self._saved)
@@ -258,8 +280,10 @@ class Step:
         """End the step and hand its spans on."""
         try:
             self.stop(error)
-        finally:  # a signal handler's exception may have come
             self._export()
+        except BaseException:  # a signal handler's: what is below it is exported already
+            self._export()
+            raise
 
     def _export(self) -> None:
         try:
@@ -269,24 +293,20 @@ class Step:
             CORE.fault("the end of a step", fault)
 
 
-class Evaluation:
+class Evaluation(_Block):
     """An evaluation, as a context manager; see `ModTracker.evaluation`."""
 
-    def __init__(self, attributes: Mapping[str, AttributeValue] | None = None) -> None:
-        self._attributes = attributes or {}
-        self._span: trace.Span = trace.INVALID_SPAN
-        self._sink: SpanSink | None = None
-        self._unit: Unit  # for its clock
-        self._token: Any = None
-        self._state: Any = None
-        self._saved: Any = None
+    _what = "an evaluation"
 
-    def __enter__(self) -> trace.Span:
-        """Begin; its span is the current one."""
-        try:
-            self._begin()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-            CORE.fault("the start of an evaluation", error)
+    def __init__(self, attributes: Mapping[str, AttributeValue] | None = None) -> None:
+        super().__init__(attributes)
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._unit: Unit | None = None  # for its clock
+        self._around = False  # another evaluation was under way
+
+    @property
+    def span(self) -> trace.Span:
+        """See `_Block.span`."""
         return self._span
 
     def _begin(self) -> None:
@@ -294,21 +314,22 @@ class Evaluation:
         context = context_api.get_current()
         if not isinstance(sink, SpanSink) or not (CORE.on or CORE.resting):
             return
-        self._state = state = THREADS.state
-        self._saved = (state.suspend(), state.progress.evaluating)
+        state = THREADS.state
+        self._around = state.progress.evaluating
+        self._set_aside(state)
         state.progress.evaluating = True
         state.skip = not CORE.on
         if not sink.control.records_outside() or context.get(sink.suppress_key):
             return
         context = carrier.around(context)
-        self._sink, self._unit = sink, Unit(sink)
+        self._unit = unit = Unit(sink)
         self._span = sink.start(
             semconv.EVALUATION_SPAN,
             context,
-            self._unit.now_wall_ns(),
-            {**_ranks(), **self._attributes},
+            unit.now_wall_ns(),
+            {**_ranks(), **(self._attributes or {})},
         )
-        self._token = context_api.attach(trace.set_span_in_context(self._span, context))
+        self._make_current(context)
 
     def __exit__(
         self,
@@ -323,18 +344,16 @@ class Evaluation:
             CORE.fault("the end of an evaluation", fault)
 
     def _end(self, error: BaseException | None) -> None:
-        if self._token is not None:
-            context_api.detach(self._token)
-            self._token = None
-        if self._state is not None:
-            state, self._state = self._state, None
-            saved, state.progress.evaluating = self._saved
-            state.resume(saved)
-        if self._sink is None or not self._span.is_recording():
+        state = self._detach()
+        if state is not None:
+            state.progress.evaluating = self._around
+            state.resume(self._saved)
+        unit = self._unit
+        if unit is None or not self._span.is_recording():
             return
         if error is not None:
-            tell(self._span, calls.describe(error), self._unit)
-        self._sink.end(self._span, self._unit.now_wall_ns())
+            tell(self._span, calls.describe(error), unit)
+        unit.sink.end(self._span, unit.now_wall_ns())  # type: ignore[attr-defined]
 
 
 def _ranks() -> dict[str, int]:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["CodeSwap", "moved", "original_body", "skip_by_dynamo", "wrapped"]
+__all__ = [
+    "AroundSwap",
+    "AttributeSwap",
+    "CodeSwap",
+    "moved",
+    "original_body",
+    "skip_by_dynamo",
+    "undo_all",
+    "wrapped",
+]
 
 
 class CodeSwap:
@@ -66,6 +75,56 @@ class CodeSwap:
         """Give the function its own code back, unless someone else changed it since."""
         if self.on:
             self._target.__code__ = self.original
+
+
+class AroundSwap(CodeSwap):
+    """Swaps the code of a function for its own with ours around it; see `wrapped`.
+
+    Args:
+        target: the function.
+        around: what is put around its body. It mentions each of `ours` by its name:
+            ``"modtrack:enter"``.
+        ours: what `around` calls, which dynamo is to leave alone.
+
+    Raises:
+        TypeError: if the target is not a plain function whose source is there.
+    """
+
+    def __init__(self, target: Any, around: Callable[..., Any], *ours: Callable[..., Any]) -> None:
+        constants = {f"modtrack:{one.__name__}": one for one in ours}
+        super().__init__(target, wrapped(target, around), constants)
+        skip_by_dynamo(*(getattr(one, "__func__", one) for one in ours))
+
+
+class AttributeSwap:
+    """Puts functions of ours in place of attributes, and the originals back."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, owner: Any, name: str, ours: Any) -> None:
+        """Put one in place."""
+        self._places.append((owner, name, ours, vars(owner)[name]))
+        setattr(owner, name, ours)
+
+    def has(self, function: object) -> bool:
+        """Whether a function is one that was put in place."""
+        return any(ours is function for _, _, ours, _ in self._places)
+
+    def remove(self) -> None:
+        """Give back what was there, where nobody else has put something in its place since."""
+        while self._places:
+            owner, name, ours, original = self._places[-1]
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+            self._places.pop()  # last: a signal handler may interrupt this anywhere
+
+
+def undo_all(undo: list[Callable[[], None]]) -> None:
+    """Call each, the last one first. Interrupted by a signal handler, it may be called again."""
+    while undo:
+        undo[-1]()
+        undo.pop()
 
 
 def moved(ours: Callable[..., Any], target: Callable[..., Any], attribute: str) -> types.CodeType:

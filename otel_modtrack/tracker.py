@@ -16,16 +16,17 @@ from otel_modtrack.comm.ledger import Ledger
 from otel_modtrack.comm.telling import OFF
 from otel_modtrack.control import Control
 from otel_modtrack.core import CORE, THREADS
-from otel_modtrack.late import LateSink
 from otel_modtrack.methods import MethodSwap
 from otel_modtrack.metrics import Meter
 from otel_modtrack.names import Names
 from otel_modtrack.on_signal import SignalSwap
 from otel_modtrack.policy import Policy
 from otel_modtrack.regions import CALLS
+from otel_modtrack.sinks import LateSink
 from otel_modtrack.spans import SpanSink, make_sink
 from otel_modtrack.stepping import Stepper
 from otel_modtrack.steps import Evaluation, Step
+from otel_modtrack.swap import undo_all
 from otel_modtrack.version import __version__
 
 if TYPE_CHECKING:
@@ -215,9 +216,7 @@ class ModTracker:
         self._entries[:] = [one for one in self._entries if one is not entry]
         if not self._entries:
             self._hooks.remove()
-            while self._undo:
-                self._undo[-1]()
-                self._undo.pop()
+            undo_all(self._undo)
             ledger = self._collectives.ledger
             CORE.ledgers = tuple(one for one in CORE.ledgers if one is not ledger)
 

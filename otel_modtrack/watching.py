@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from otel_modtrack.core import CORE, THREADS
-from otel_modtrack.swap import CodeSwap, original_body, skip_by_dynamo, wrapped
+from otel_modtrack.swap import AroundSwap, original_body
 
 __all__ = ["OptimizerSwap", "ScalerSwap"]
 
@@ -21,7 +21,7 @@ def made(optimizer: Any) -> None:
     """An optimizer was made. Never raises."""
     try:
         if CORE.steps is not None:
-            CORE.steps.made(optimizer)
+            CORE.steps.optimizers.add(optimizer)
     except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
         CORE.fault("the making of an optimizer", error)
 
@@ -62,7 +62,7 @@ def _around_step(optimizer: Any) -> Any:
         end_scaled(begun, optimizer)
 
 
-class OptimizerSwap(CodeSwap):
+class OptimizerSwap(AroundSwap):
     """Puts our code into ``Optimizer.__init__`` and takes it out again.
 
     Raises:
@@ -70,12 +70,10 @@ class OptimizerSwap(CodeSwap):
     """
 
     def __init__(self) -> None:
-        target: Any = Optimizer.__init__
-        super().__init__(target, wrapped(target, _around_init), {"modtrack:made": made})
-        skip_by_dynamo(made)
+        super().__init__(Optimizer.__init__, _around_init, made)
 
 
-class ScalerSwap(CodeSwap):
+class ScalerSwap(AroundSwap):
     """Puts our code into ``GradScaler.step`` and takes it out again.
 
     Raises:
@@ -83,10 +81,4 @@ class ScalerSwap(CodeSwap):
     """
 
     def __init__(self) -> None:
-        target: Any = GradScaler.step
-        super().__init__(
-            target,
-            wrapped(target, _around_step),
-            {"modtrack:begin_scaled": begin_scaled, "modtrack:end_scaled": end_scaled},
-        )
-        skip_by_dynamo(begin_scaled, end_scaled)
+        super().__init__(GradScaler.step, _around_step, begin_scaled, end_scaled)

@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +117,8 @@ class _Ending:
 
     def run(self) -> None:
         """At the end. What ended the program is what ended the step that was open. Never raises."""
-        last: Any = (
-            sys.exc_info()[1]  # of a worker, which ends while it is handled
-            or getattr(sys, "last_exc", None)  # Python 3.12
-            or getattr(sys, "last_value", None)
-        )
         try:
-            self.arming.leave(last if isinstance(last, BaseException) else None)
+            self.arming.leave(leaving.ended_by())
         except Exception:
             logger.debug("otel_modtrack: the tracker was not left", exc_info=True)
 

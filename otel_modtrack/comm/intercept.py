@@ -17,6 +17,7 @@ from otel_modtrack.comm.kernels import FunctionalKernels, KernelWay
 from otel_modtrack.comm.operators import C10D
 from otel_modtrack.comm.recorder import Recorder
 from otel_modtrack.core import CORE
+from otel_modtrack.swap import undo_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +75,7 @@ class Interception:
             # A thread on its way into a hook or kernel of ours must have left it before that goes.
             for _ in range(_GRACES):
                 time.sleep(_GRACE_S)
-        while self._undo:
-            self._undo[-1]()
-            self._undo.pop()
+        undo_all(self._undo)
         self._hooks = None
         CORE.groups_seen = False
 

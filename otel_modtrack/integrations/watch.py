@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from otel_modtrack.leaving import ended_by
+
 if TYPE_CHECKING:
     import types
     from collections.abc import Callable
@@ -74,7 +76,7 @@ class Watch:
 
     def _exiting(self) -> None:
         # Where an exception ends the main thread, its traceback was printed before this.
-        self._tell(getattr(sys, "last_value", None))
+        self._tell(ended_by())
 
     def _tell(self, error: BaseException | None) -> None:
         if not self._is_over and self._where == _here():

@@ -15,7 +15,7 @@ from otel_modtrack.usage import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["choice", "flag", "is_text", "number", "pairs", "text", "whole"]
+__all__ = ["choice", "flag", "is_text", "number", "pairs", "text", "truth", "whole"]
 
 # A header's name: a token, as RFC 9110 has it.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -44,8 +44,22 @@ def flag(*names: str) -> bool | None:
     value, name = text(*names)
     if not value:
         return None
+    try:
+        return truth(value)
+    except ValueError:
+        raise ConfigurationError(
+            f"{name}={shown(value)} is neither; set it to true or false"
+        ) from None
+
+
+def truth(value: str) -> bool:
+    """What ``true`` or ``false`` says, in any case.
+
+    Raises:
+        ValueError: if it is neither.
+    """
     if value.lower() not in ("true", "false"):
-        raise ConfigurationError(f"{name}={shown(value)} is neither; set it to true or false")
+        raise ValueError(value)
     return value.lower() == "true"
 
 

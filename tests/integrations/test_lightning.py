@@ -196,11 +196,8 @@ def test_steps_and_epochs(
     assert told.numbers == list(range(12)) == [number for number, _, _ in module.seen]
     assert told.epochs == [0] * 6 + [1] * 6 == [epoch for _, epoch, _ in module.seen]
     assert told.outside() == []
-    for step in told.steps:
-        names = [span.name for span in told.inside(step)]
-        assert names.count("forward Module.net") == 1
-        assert names.count("backward Module.net") == 1
-        assert names.count("optimizer_step SGD") == 1
+    for name in ("forward Module.net", "backward Module.net", "optimizer_step SGD"):
+        assert told.counts(told.steps, name) == [1] * 12
     told.assert_inside_their_parents()
     assert_no_wrappers(told.fqns, "Module")
     assert_nothing_is_open()
@@ -253,9 +250,8 @@ def test_gradient_accumulation(
     told = Told(exporter)
     assert told.numbers == [0, 1, 2, 3]
     assert told.epochs == [0, 0, 1, 1]
-    names = [[span.name for span in told.inside(step)] for step in told.steps]
-    assert [one.count("forward Module.net") for one in names] == [4, 2, 4, 2]
-    assert [one.count("optimizer_step SGD") for one in names] == [1] * 4
+    assert told.counts(told.steps, "forward Module.net") == [4, 2, 4, 2]
+    assert told.counts(told.steps, "optimizer_step SGD") == [1] * 4
     by_step = [[loss / 4 for number, _, loss in module.seen if number == at] for at in range(4)]
     assert told.of_steps(semconv.LOSS) == pytest.approx([sum(one) for one in by_step])
     assert told.outside() == []
@@ -290,9 +286,8 @@ def test_accumulation_by_hand_over_the_end_of_an_epoch(
     told = Told(exporter)
     assert told.numbers == [0, 1, 2]
     assert told.epochs == [0, 0, 1]
-    names = [[span.name for span in told.inside(step)] for step in told.steps]
-    assert [one.count("forward OwnAccumulation.net") for one in names] == [3, 3, 2]
-    assert [one.count("optimizer_step SGD") for one in names] == [1, 1, 0]
+    assert told.counts(told.steps, "forward OwnAccumulation.net") == [3, 3, 2]
+    assert told.counts(told.steps, "optimizer_step SGD") == [1, 1, 0]
 
 
 def test_an_optimizer_that_lightning_does_not_count(
@@ -356,15 +351,10 @@ def test_evaluations_have_their_calls_and_no_others(
         *each,
         *[one if isinstance(one, str) else one + 6 for one in each],
     ]
-    counts = []
     for evaluation in told.evaluations:
-        inside = told.inside(evaluation)
-        assert phases_of(inside) == {"forward"}
-        counts.append([span.name for span in inside].count("forward Module.net"))
-    assert counts == [1, 2, 2, 2, 2]
-    for step in told.steps:
-        names = [span.name for span in told.inside(step)]
-        assert names.count("forward Module.net") == 1
+        assert phases_of(told.inside(evaluation)) == {"forward"}
+    assert told.counts(told.evaluations, "forward Module.net") == [1, 2, 2, 2, 2]
+    assert set(told.counts(told.steps, "forward Module.net")) == {1}
     assert told.outside() == []
     told.assert_inside_their_parents()
 

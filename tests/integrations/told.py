@@ -85,6 +85,10 @@ class Told:
         """All that is in an outermost span."""
         return [span for span in self.spans if span is not top and self.top_of(span) is top]
 
+    def counts(self, tops: Iterable[ReadableSpan], name: str) -> list[int]:
+        """How many spans of that name are in each of some outermost spans."""
+        return [[span.name for span in self.inside(top)].count(name) for top in tops]
+
     def outside(self) -> list[str]:
         """The names of the outermost spans that are neither a step nor an evaluation.
 

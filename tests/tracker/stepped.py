@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["Seen", "Training", "seen"]
+__all__ = ["Gan", "Seen", "Training", "seen"]
 
 X = torch.ones(2, 4)
 
@@ -48,6 +48,32 @@ class Training:
         with torch.no_grad():
             self.model(X)
         self.model.train()
+
+
+class Gan:
+    """Two models, two optimizers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.g, self.d = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.of_g = torch.optim.SGD(self.g.parameters(), lr=0.1)
+        self.of_d = torch.optim.Adam(self.d.parameters(), lr=0.1)
+
+    def train_d(self) -> None:
+        with torch.no_grad():
+            fake = self.g(X)
+        self.d(fake).sum().backward()
+        self.of_d.step()
+        self.of_d.zero_grad()
+
+    def train_g(self) -> None:
+        self.d(self.g(X)).sum().backward()
+        self.of_g.step()
+        self.of_g.zero_grad()
+
+    def iterate(self) -> None:
+        self.train_d()
+        self.train_g()
 
 
 class Seen:

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset, dataloader
 from otel_modtrack import ModTracker, Policy, semconv
 from otel_modtrack.core import CORE, THREADS
 from tests.conftest import patched_state
-from tests.tracker.stepped import Seen, Training, X, seen
+from tests.tracker.stepped import Gan, Seen, Training, X, seen
 from tests.tracker.test_faults import Injection, Interrupt, Late, clean_up, plain_handler
 
 if TYPE_CHECKING:
@@ -154,8 +154,8 @@ INJECTED = [
     ("stepping.Stepper._begin", 0, "folding"),
     ("stepping.Stepper._begin", 1, "resting"),
     ("stepping.Stepper._trains", 0, "folding"),
-    ("stepping.Stepper.made", 0, "folding"),
-    ("stepping.Stepper._find_optimizers", 0, "folding"),
+    ("known_optimizers.KnownOptimizers.add", 0, "folding"),
+    ("known_optimizers.KnownOptimizers._find", 0, "folding"),
     ("stepping.Stepper.optimizer_begins", 0, "folding"),
     ("stepping.Stepper.optimizer_begins", 3, "resting"),
     ("stepping.Stepper.optimizer_stepped", 0, "folding"),
@@ -178,8 +178,8 @@ INJECTED = [
     ("loading._note", 0, "folding"),
     ("loading._note", 2, "resting"),
     ("loading.loaded", 0, "folding"),
-    ("core.Progress.take_loads", 0, "folding"),
-    ("core.Progress.add_load", 0, "folding"),
+    ("training.Progress.take_loads", 0, "folding"),
+    ("training.Progress.add_load", 0, "folding"),
     ("core.ThreadState.suspend", 0, "folding"),
     ("core.ThreadState.resume", 0, "folding"),
     ("shaping.fold", 0, "folding"),
@@ -363,32 +363,6 @@ def test_interrupted_at_any_moment(
 
 
 # -- numbers --------------------------------------------------------------------------------------
-
-
-class Gan:
-    """Two models, two optimizers."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.g, self.d = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.of_g = torch.optim.SGD(self.g.parameters(), lr=0.1)
-        self.of_d = torch.optim.Adam(self.d.parameters(), lr=0.1)
-
-    def train_d(self) -> None:
-        with torch.no_grad():
-            fake = self.g(X)
-        self.d(fake).sum().backward()
-        self.of_d.step()
-        self.of_d.zero_grad()
-
-    def train_g(self) -> None:
-        self.d(self.g(X)).sum().backward()
-        self.of_g.step()
-        self.of_g.zero_grad()
-
-    def iterate(self) -> None:
-        self.train_d()
-        self.train_g()
 
 
 def gan() -> Any:

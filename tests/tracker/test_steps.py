@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from otel_modtrack import ModTracker, region
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.testing import assert_tree_equals
-from tests.tracker.stepped import Training, X, seen
+from tests.tracker.stepped import Gan, Training, X, seen
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -83,27 +83,6 @@ def test_inference_begins_no_step() -> None:
     found = seen(program)
     assert found.numbers == []
     assert found.outside == ["forward Linear", "forward Sequential"]
-
-
-class Gan:
-    """Two models, two optimizers."""
-
-    def __init__(self) -> None:
-        self.g, self.d = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.of_g = torch.optim.SGD(self.g.parameters(), lr=0.1)
-        self.of_d = torch.optim.Adam(self.d.parameters(), lr=0.1)
-
-    def train_d(self) -> None:
-        with torch.no_grad():
-            fake = self.g(X)
-        self.d(fake).sum().backward()
-        self.of_d.step()
-        self.of_d.zero_grad()
-
-    def train_g(self) -> None:
-        self.d(self.g(X)).sum().backward()
-        self.of_g.step()
-        self.of_g.zero_grad()
 
 
 @pytest.mark.parametrize("made_before", [True, False])

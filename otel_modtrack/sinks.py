@@ -1,11 +1,11 @@
-"""A sink that finds out where spans go when the first one is to be made."""
+"""Sinks that make no spans: what is only measured, and what does not know yet where spans go."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
 
-from otel_modtrack.regions import Sink
+from otel_modtrack.regions import Sink, close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +13,27 @@ if TYPE_CHECKING:
     from otel_modtrack.control import Control
     from otel_modtrack.regions import Subject, Unit
 
-__all__ = ["LateSink"]
+__all__ = ["LateSink", "Unrecorded"]
+
+
+class Unrecorded(Sink):
+    """What gets no spans, and is measured.
+
+    Args:
+        sink: whose meter it goes to.
+    """
+
+    wants_backward = True
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def flush(self, unit: Unit) -> None:
+        """See `Sink.flush`."""
+        close_all(unit.regions)
+        if self._sink.meter is not None:
+            self._sink.meter.take(unit, unit.regions, None)
+        super().flush(unit)
 
 
 class LateSink(Sink):
