@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import weakref
@@ -47,7 +48,8 @@ class KnownOptimizers:
                 for optimizer in list(self._known)
                 if any(id(one) in own for one in _held_by(optimizer))
             ]
-            known = met[key] = (weakref.ref(module, lambda _: met.pop(key, None)), found)
+            # No Python in the callback, see `Names`.
+            known = met[key] = (weakref.ref(module, functools.partial(met.pop, key)), found)
         return [one for ref in known[1] if (one := ref()) is not None]
 
     def _find(self) -> None:

@@ -7,6 +7,7 @@ apart by a number, ``Net`` and ``Net#2``, which the template leaves out.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -148,7 +149,9 @@ class Names:
     """The subjects of all modules seen, by ``id``; an entry goes when its module does.
 
     Keyed by ``id`` because a module may be unhashable; the weak reference's callback runs before
-    the id can be used again. Reading ``known`` needs no lock, naming takes one.
+    the id can be used again. The callback is no Python: a module goes at any moment, and what a
+    signal handler raises in a callback's Python is swallowed. Reading ``known`` needs no lock,
+    naming takes one.
 
     Args:
         wanted: tells of a module's fqn, template and classes whether its calls are regions; all
@@ -164,10 +167,7 @@ class Names:
         self._wanted = wanted
         self._named = named
         self.known: dict[int, Subject] = {}
-        self._refs: dict[int, weakref.ref[nn.Module]] = {}
-        self._roots: dict[str, set[int]] = {}
-        self._numbers: dict[int, tuple[set[int], int]] = {}
-        self._misses: dict[int, int] = {}
+        self._roots: dict[str, dict[int, weakref.ref[nn.Module]]] = {}
         self._lock = threading.RLock()
 
     def fqn(self, module: nn.Module) -> str | None:
@@ -194,7 +194,7 @@ class Names:
 
     def _adopt(self, owner: object, subject: Subject, module: nn.Module) -> bool:
         """Look for `module` below `owner`, naming what was added there since; True if found."""
-        if self._misses.get(id(owner), 0) < _MISSES_ALLOWED:
+        if subject.misses < _MISSES_ALLOWED:
             self._name_tree(owner, subject)  # type: ignore[arg-type]
         else:
             for name, child in children(owner):  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class Names:
                     self._name_tree(child, self.known[id(child)])
         if id(module) in self.known:
             return True
-        self._misses[id(owner)] = self._misses.get(id(owner), 0) + 1
+        subject.misses += 1
         return False
 
     def _name_root(self, module: nn.Module) -> Subject:
@@ -227,12 +227,11 @@ class Names:
 
     def _root_name(self, shown: str, module: nn.Module) -> str:
         """The class name, with the lowest number that no other living root of the class has."""
-        taken = self._roots.setdefault(shown, set())
+        roots = self._roots.setdefault(shown, {})
         number = 1
-        while number in taken:
+        while (ref := roots.get(number)) is not None and ref() is not None:
             number += 1
-        taken.add(number)
-        self._numbers[id(module)] = (taken, number)  # given back when the module goes
+        roots[number] = weakref.ref(module)
         return shown if number == 1 else f"{shown}#{number}"
 
     def _name_tree(self, root: nn.Module, subject: Subject) -> None:
@@ -269,16 +268,6 @@ class Names:
             shown, _, child, _ = _class_facts(type(inner))
             inner = (inner.__dict__.get("_modules") or {}).get(child) if child else None
         key = id(module)
-        known, refs, misses, numbers = self.known, self._refs, self._misses, self._numbers
-
-        def forget(_: object) -> None:
-            known.pop(key, None)
-            refs.pop(key, None)
-            misses.pop(key, None)
-            taken, number = numbers.pop(key, (set(), 0))
-            taken.discard(number)
-
-        ref = weakref.ref(module, forget)
         subject = Subject(
             Kind.MODULE,
             fqn,
@@ -291,10 +280,9 @@ class Names:
             hidden=_is_compilers(module)
             or _wraps_compilers(innermost)
             or not (self._wanted is None or self._wanted(fqn, template(fqn), (shown, wrapper))),
-            ref=ref,
+            ref=weakref.ref(module, functools.partial(self.known.pop, key)),
         )
         if self._named is not None:
             self._named(module)
-        refs[key] = ref
-        known[key] = subject
+        self.known[key] = subject
         return subject

@@ -63,6 +63,7 @@ class Subject:
         plain: runs no user code of its own in forward (a class of torch.nn).
         compiled: its calls are one compiled callable.
         cache: what `spans` keeps per phase. Emptied when the subject changes.
+        misses: how many searches below its module have found nothing; owned by `names`.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class Subject:
         "fqn",
         "hidden",
         "kind",
+        "misses",
         "plain",
         "ref",
         "special",
@@ -106,6 +108,7 @@ class Subject:
         self.hidden = hidden
         self.ref = ref
         self.cache: dict[Any, Any] = {}
+        self.misses = 0
 
 
 class Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from otel_modtrack import ModTracker
+from otel_modtrack.core import CORE
 from otel_modtrack.names import Names, template
 from otel_modtrack.testing import Tree
 from tests.conftest import spans_of
@@ -53,6 +55,27 @@ class Net(nn.Module):
 def test_template(fqn: str, wanted: str) -> None:
     """List indices become a star, names keep their digits, the root loses its number."""
     assert template(fqn) == wanted
+
+
+def test_no_python_runs_when_a_module_goes(provider: TracerProvider) -> None:
+    """A signal's exception in the callback of a weak reference would be swallowed."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ran: list[str] = []
+    before = sys.getprofile()
+    with ModTracker(tracer_provider=provider, steps="auto"):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert {id(module) for module in model.modules()} <= CORE.known.keys()
+        keys = set(CORE.known)
+        sys.setprofile(lambda frame, event, _: ran.append(f"{event} {frame.f_code.co_name}"))
+        try:
+            del model
+        finally:
+            sys.setprofile(before)
+        assert not keys & CORE.known.keys()
+    called = [one for one in ran if one.startswith("call")]
+    assert called == []
 
 
 def test_models_of_one_class_are_told_apart() -> None:
