@@ -11,10 +11,9 @@ import logging
 import types
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from otel_modtrack import forward, scopes
+from otel_modtrack import scopes
 from otel_modtrack.core import CORE
 from otel_modtrack.swap import AroundSwap, AttributeSwap, original_body
 
@@ -91,19 +90,10 @@ class MethodSwap:
 def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     """A function of the same kind, whose calls are regions."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not CORE.on or not isinstance(self, nn.Module):
-            return original(self, *args, **kwargs)
-        state, before = scopes.enter(lambda: f"{CORE.names.name(self).fqn}.{method}")
-        try:
-            outs = original(self, *args, **kwargs)
-            if state is not None:
-                outs = forward.leave(state, before, outs)
-        except BaseException as error:
-            if state is not None:
-                forward.fail(state, before, error)
-            raise
-        return outs
+    def named(self: Any, *_: Any) -> str:
+        return f"{CORE.names.name(self).fqn}.{method}" if isinstance(self, nn.Module) else ""
+
+    call = scopes.as_region(original, named)
 
     async def coroutine(self: Any, *args: Any, **kwargs: Any) -> Any:
         return await call(self, *args, **kwargs)
@@ -111,12 +101,11 @@ def _as_region(original: Callable[..., Any], method: str) -> Callable[..., Any]:
     def generator(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (yield from call(self, *args, **kwargs))
 
-    kind = call
     if inspect.iscoroutinefunction(original):
-        kind = coroutine
-    elif inspect.isgeneratorfunction(original):
-        kind = generator
-    return functools.wraps(original)(kind)
+        return functools.wraps(original)(coroutine)
+    if inspect.isgeneratorfunction(original):
+        return functools.wraps(original)(generator)
+    return call
 
 
 def _around_init(self: Any) -> Any:

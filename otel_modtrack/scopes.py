@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
-__all__ = ["enter", "region"]
+__all__ = ["as_region", "region"]
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -56,7 +56,7 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
     def __enter__(self) -> None:
         if torch.compiler.is_compiling():
             return
-        state, before = enter(lambda: self._name)
+        state, before = _enter(lambda: self._name)
         here = THREADS.state
         call = here.running if state is not None and here.running is not before else None
         self._entered.append(_Entered(here, state is not None, before, call))
@@ -91,21 +91,31 @@ class region:  # noqa: N801 - used as a function: `with region("loss"):`
     def __call__(self, function: _F) -> _F:
         """Decorate `function`: each call is a region of this name."""
         name = self._name
+        return as_region(function, lambda *_: name)  # type: ignore[return-value]
 
-        @functools.wraps(function)
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            state, before = enter(lambda: name)
-            try:
-                outs = function(*args, **kwargs)
-                if state is not None:
-                    outs = forward.leave(state, before, outs)
-            except BaseException as error:
-                if state is not None:
-                    forward.fail(state, before, error)
-                raise
-            return outs
 
-        return inner  # type: ignore[return-value]
+def as_region(function: Callable[..., Any], named: Callable[..., str]) -> Callable[..., Any]:
+    """A function each of whose calls is a region.
+
+    Args:
+        function: that is called.
+        named: tells a call's name by its positional arguments; "" where it is to be none.
+    """
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        state, before = _enter(named, *args)
+        try:
+            outs = function(*args, **kwargs)
+            if state is not None:
+                outs = forward.leave(state, before, outs)
+        except BaseException as error:
+            if state is not None:
+                forward.fail(state, before, error)
+            raise
+        return outs
+
+    return inner
 
 
 class _Entered(NamedTuple):
@@ -157,11 +167,12 @@ def _leave_elsewhere(entered: _Entered, error: BaseException | None) -> None:
         CORE.fault("a region's exit", fault)
 
 
-def enter(named: Callable[[], str]) -> tuple[Any, Region | None]:
+def _enter(named: Callable[..., str], *args: Any) -> tuple[Any, Region | None]:
     """Begin a named region on this thread.
 
     Args:
-        named: tells its name, where one is recorded.
+        named: tells its name, where one is recorded; "" for none.
+        args: that it is called with.
 
     Returns:
         What its end needs, the thread's state and what was running; (None, None) if off.
@@ -173,7 +184,9 @@ def enter(named: Callable[[], str]) -> tuple[Any, Region | None]:
         return None, None
     before = state.running
     try:
-        name = named()
+        name = named(*args)
+        if not name:
+            return None, None
         subject = _subjects.get(name)
         if subject is None:
             subject = _subjects[name] = Subject(Kind.SCOPE, name, template(name), "region")
