@@ -55,6 +55,14 @@ __all__ = [
     "MODULE_TYPE",
     "MODULE_WRAPPER",
     "OPTIMIZER_STEP_SPAN",
+    "ORDER_CHANGED_EVENT",
+    "ORDER_DIVERGED_EVENT",
+    "ORDER_FQN",
+    "ORDER_FQN_BEFORE",
+    "ORDER_INDEX",
+    "ORDER_POSITION",
+    "ORDER_REPORT",
+    "ORDER_SEQUENCE",
     "PHASE",
     "RANK",
     "SCOPE_NAME",
@@ -129,6 +137,16 @@ FOLDED_COUNT: Final = "modtrack.folded.count"
 FOLDED_TOTAL: Final = "modtrack.folded.duration.total"
 FOLDED_LONGEST: Final = "modtrack.folded.duration.longest"
 
+# The order in which modules run.
+ORDER_INDEX: Final = "modtrack.order.index"
+ORDER_CHANGED_EVENT: Final = "modtrack.order_changed"
+ORDER_DIVERGED_EVENT: Final = "modtrack.order_diverged"
+ORDER_SEQUENCE: Final = "modtrack.order.sequence"
+ORDER_POSITION: Final = "modtrack.order.position"
+ORDER_FQN: Final = "modtrack.order.fqn"
+ORDER_FQN_BEFORE: Final = "modtrack.order.fqn.before"
+ORDER_REPORT: Final = "modtrack.order.report"
+
 # Metrics, beside those that are called as the attributes of collectives and of dropped spans are.
 MODULE_DURATION: Final = "modtrack.module.duration"
 STEP_DURATION: Final = "modtrack.step.duration"
@@ -154,6 +172,12 @@ ATTRIBUTES: Final[dict[str, str]] = {
     FOLDED_COUNT: "regions that the event stands for",
     FOLDED_TOTAL: "their durations together, in seconds",
     FOLDED_LONGEST: "the duration of the longest, in seconds",
+    ORDER_INDEX: "which of the module calls of its phase this is, in the step or trace, from 0",
+    ORDER_SEQUENCE: "what differs: forward, recompute or backward",
+    ORDER_POSITION: "of the first module call that differs, from 0",
+    ORDER_FQN: "of the module that runs there; none where nothing comes there any more",
+    ORDER_FQN_BEFORE: "of the module that ran there in the step recorded before; none likewise",
+    ORDER_REPORT: "where the ranks went, in words",
     RANK: "of this process among all, where torch.distributed is initialised",
     WORLD_SIZE: "how many processes there are",
     LOCAL_RANK: "of this process on its machine, where the launcher tells (LOCAL_RANK)",

@@ -1,0 +1,45 @@
+"""Execution order: recorded, traced symbolically, and where two orders first differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_modtrack.order.difference import Difference, Side, first_difference
+from otel_modtrack.order.model import Call, Order, read_order
+
+if TYPE_CHECKING:
+    from otel_modtrack.order.execution import ExecutionOrder, ParamUsage
+    from otel_modtrack.order.symbolic import OrderError, TracingConfig, trace_execution_order
+
+__all__ = [
+    "Call",
+    "Difference",
+    "ExecutionOrder",
+    "Order",
+    "OrderError",
+    "ParamUsage",
+    "Side",
+    "TracingConfig",
+    "first_difference",
+    "read_order",
+    "trace_execution_order",
+]
+
+_PLACES = {
+    "ExecutionOrder": "execution",
+    "OrderError": "symbolic",
+    "ParamUsage": "execution",
+    "TracingConfig": "symbolic",
+    "trace_execution_order": "symbolic",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load torch only where an order is made: files of orders are compared without it."""
+    place = _PLACES.get(name)
+    if place is None:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(f"otel_modtrack.order.{place}"), name)
