@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from otel_modtrack.comm.intercept import Interception
     from otel_modtrack.names import Names
+    from otel_modtrack.order.recorder import Recorder
     from otel_modtrack.regions import Failure
     from otel_modtrack.stepping import Stepper
 
@@ -163,6 +164,33 @@ class Activation:
         undo.append(reader.remove)
         reader.install()
 
+    def record(self, recorder: Recorder) -> None:
+        """Let a recorder see what runs.
+
+        Raises:
+            RuntimeError: if one does already on its thread.
+        """
+        with CORE.lock:
+            if any(one.state is recorder.state for one in CORE.recorders):
+                msg = "record_order() is under way on this thread already: leave it first"
+                raise RuntimeError(msg)
+            self.wake()
+            CORE.recorders = (*CORE.recorders, recorder)
+            self._see_calls_as_wanted()
+            recorder.open()
+
+    def stop_recording(self, recorder: Recorder) -> None:
+        """Take it away again. A second time: does nothing."""
+        with CORE.lock:
+            recorder.close()
+            CORE.recorders = tuple(one for one in CORE.recorders if one is not recorder)
+            self._see_calls_as_wanted()
+
+    def _see_calls_as_wanted(self) -> None:
+        swap = self._swaps.get(ForwardSwap)
+        if CORE.on and swap is not None:
+            swap.install()
+
     def rest(self) -> None:
         """Take away what sees module calls, until a step comes that is to be recorded.
 
@@ -175,7 +203,7 @@ class Activation:
             control = sink.control
             if control is None or control.records_outside():
                 return
-            if sink.meter is not None or entry.sees_all():
+            if sink.meter is not None or CORE.recorders or entry.sees_all():
                 return
             for state in list(CORE.states):
                 progress = state.progress

@@ -106,7 +106,7 @@ class Run:
             state.var, state.context = var, var.get()
         self.context = state.context
         # Else it is planned when someone asks where it is.
-        if CORE.sink.wants_backward or CORE.groups_seen:
+        if CORE.sink.wants_backward or CORE.groups_seen or CORE.recorders:
             self._handles = [node.register_prehook(self.first) for node in self._roots]
         state.note(base)
         state.running = base
@@ -138,6 +138,9 @@ class Run:
             order = engine.execution_order(self._roots, self._inputs)
             self.plan = Plan(order, self._inputs, self.state)
             self.plan.arm(running, _HOOK.dummy)
+            for recorder in CORE.recorders:
+                if recorder.state is self.state:
+                    recorder.plan(order)
         finally:
             if collecting:
                 gc.enable()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from otel_modtrack.backward import Run
     from otel_modtrack.comm.ledger import Ledger
     from otel_modtrack.comm.records import Collective
+    from otel_modtrack.order.recorder import Recorder
     from otel_modtrack.regions import Region, Subject, Unit
     from otel_modtrack.stepping import Stepper
 
@@ -223,6 +224,7 @@ class Core:
         runs: engine runs that are under way, by graph task id.
         stretches: all that still live, oldest first.
         ledgers: of the trackers that count collectives.
+        recorders: of execution orders, under way.
         unexplained: what finds out, once a backward is over, why collectives were launched in it.
         inherited_task: in a process that was forked in a backward, the graph task that its parent
             was in and that it seems to be in for ever; else -1.
@@ -239,6 +241,7 @@ class Core:
         self.runs: dict[int, Run] = {}
         self.stretches: list[weakref.ref[Stretch]] = []
         self.ledgers: tuple[Ledger, ...] = ()
+        self.recorders: tuple[Recorder, ...] = ()
         self.inherited_task = -1
         self.groups_seen = False
         self.unexplained: list[Callable[[], None]] = []
@@ -287,9 +290,12 @@ class Core:
         return sink.begin(subject)
 
     def flush(self, unit: Unit) -> None:
-        """A unit is over: the ledgers note what ran, and the sink gets it."""
+        """A unit is over: ledgers and recorders note what ran, and the sink gets it."""
         for ledger in self.ledgers:
             ledger.take_modules(unit.regions)
+        for recorder in self.recorders:
+            if recorder.state is THREADS.state:
+                recorder.take(unit)
         unit.sink.flush(unit)
 
     def count(self, record: Collective, unit: Unit | None) -> None:
@@ -351,6 +357,7 @@ class Core:
             self.sink = Sink()
             self.steps = None
             self.switch_off()
+        self.recorders = ()
         self.forget()
         for state in list(self.states):
             state.reset()

@@ -269,6 +269,38 @@ def _previous(call: Region, before: Region | None) -> Region | None:
     return parent
 
 
+# While an order is recorded, these are called in place of those above: recorders are told which
+# region runs.
+
+
+def enter_recorded(state: ThreadState, module: nn.Module) -> None:
+    """See `enter`."""
+    enter(state, module)
+    _tell_recorders(state)
+
+
+def leave_recorded(state: ThreadState, before: Region | None, outs: Any) -> Any:
+    """See `leave`."""
+    outs = leave(state, before, outs)
+    _tell_recorders(state)
+    return outs
+
+
+def fail_recorded(state: ThreadState, before: Region | None, error: BaseException) -> None:
+    """See `fail`."""
+    fail(state, before, error)
+    _tell_recorders(state)
+
+
+def _tell_recorders(state: ThreadState) -> None:
+    try:
+        for recorder in CORE.recorders:
+            if recorder.state is state:
+                recorder.look()
+    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+        CORE.fault("recording an order", error)
+
+
 class ForwardSwap:
     """Puts our code into ``nn.Module._wrapped_call_impl`` and takes it out again.
 
@@ -290,22 +322,32 @@ class ForwardSwap:
             "modtrack:compiled": compiled,
             "modtrack:profiler": torch.autograd.profiler,
         }
+        recording: dict[str, object] = {
+            "modtrack:enter": enter_recorded,
+            "modtrack:leave": leave_recorded,
+            "modtrack:fail": fail_recorded,
+        }
         target = nn.Module.__dict__["_wrapped_call_impl"]
         self._swap: CodeSwap | None = None
+        self._swap_recording: CodeSwap | None = None
         if _is_torchs(target):
             # A function with torch's own code, while ours is in the one that everybody holds.
             constants["modtrack:original"] = types.FunctionType(
                 target.__code__, target.__globals__, target.__name__
             )
-            self._swap = CodeSwap(
-                target, moved(_wrapped_call_impl, target, "_call_impl"), constants
-            )
+            code = moved(_wrapped_call_impl, target, "_call_impl")
+            self._swap = CodeSwap(target, code, constants)
+            self._swap_recording = CodeSwap(target, code, {**constants, **recording})
         skip_by_dynamo(enter, leave, fail, compiled)
+        skip_by_dynamo(enter_recorded, leave_recorded, fail_recorded)
 
     def install(self) -> None:
-        """From now on, calls are seen."""
-        if self._swap is not None:
-            self._swap.install()
+        """From now on, calls are seen; and told to recorders, if there are any. Also again."""
+        swap = self._swap_recording if CORE.recorders else self._swap
+        if swap is not None:
+            swap.install()
+        if self._calls_ours is not None and nn.Module.__call__ is self._calls_ours:
+            return
         if self._swap is None or not _comes_by():
             self.remove()
             before = self._calls_before = nn.Module.__call__
@@ -320,8 +362,9 @@ class ForwardSwap:
 
     def remove(self) -> None:
         """Everything is as it was."""
-        if self._swap is not None:
-            self._swap.remove()
+        for swap in (self._swap, self._swap_recording):
+            if swap is not None:
+                swap.remove()
         if self._calls_ours is not None and nn.Module.__call__ is self._calls_ours:
             nn.Module.__call__ = self._calls_before  # type: ignore[method-assign]
         self._calls_ours = None
@@ -370,10 +413,10 @@ def _around(before: Callable[..., Any]) -> Callable[..., Any]:
         state = THREADS.state
         running = state.running
         try:
-            enter(state, self)
-            outs = leave(state, running, before(self, *args, **kwargs))
+            enter_recorded(state, self)
+            outs = leave_recorded(state, running, before(self, *args, **kwargs))
         except BaseException as error:
-            fail(state, running, error)
+            fail_recorded(state, running, error)
             raise
         return outs
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from otel_modtrack.regions import Region
 
-__all__ = ["Names", "children", "template"]
+__all__ = ["Names", "children", "template", "unwrapped"]
 
 # (module and class that defines a wrapper, name of the child it wraps). Matched along the MRO, by
 # name, so that nothing is imported for it and subclasses count.
@@ -101,6 +101,15 @@ def children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in list(children.items()):
         if child is not None:
             yield name, child
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What is in a module's wrappers: DistributedDataParallel and the like; else itself."""
+    child = _class_facts(type(module))[2]
+    while child and (inner := (module.__dict__.get("_modules") or {}).get(child)) is not None:
+        module = inner
+        child = _class_facts(type(module))[2]
+    return module
 
 
 def _scripted(module: nn.Module) -> str:

@@ -140,7 +140,9 @@ class Region:
             parent region's; owned by `current`.
         token: what undoes the context set for this region; owned by `current`.
         span: the span or span context it was given; owned by `spans`.
-        index: which call of its subject this is in the step and phase, from 0; None until known.
+        index: which call of its subject this is in the step and phase, from 0; None until known, or
+            if it is the only one.
+        place: which of the module calls of its phase this is in the unit, from 0; None until known.
         unit: the unit it is exported with.
     """
 
@@ -152,6 +154,7 @@ class Region:
         "index",
         "parent",
         "phase",
+        "place",
         "span",
         "start_ns",
         "subject",
@@ -174,6 +177,7 @@ class Region:
         self.forward: Region | None = None
         self.failure: Failure | None = None
         self.index: int | None = None
+        self.place: int | None = None
 
     def chain(self) -> list[Region]:
         """This region and the ones it runs in, innermost first, engine runs left out."""
@@ -204,6 +208,7 @@ class Unit:
         opener: the outermost region that opened it and exports it; None where a step does.
         scope: opaque, owned by the sink: parent and sampling of its outermost regions.
         told: opaque, owned by the sink: what its spans say of collectives.
+        order: the modules that were called, by phase and in order; None until it is over.
         folded: the regions that have no spans of their own; None if all have.
         alone: whether only its step, or its opener, is to have a span.
         outlier: whether its opener took longer than the policy allows.
@@ -218,6 +223,7 @@ class Unit:
         "folded",
         "held",
         "opener",
+        "order",
         "outlier",
         "regions",
         "scope",
@@ -235,6 +241,7 @@ class Unit:
         self.bodies: list[Region] = []
         self.collectives: list[Collective] = []
         self.told: Any = None
+        self.order: dict[str, list[Subject]] | None = None
         self.folded: Folded | None = None
         self.alone = False
         self.outlier = False

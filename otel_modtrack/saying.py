@@ -12,7 +12,7 @@ from otel_modtrack.regions import CALLS, Failure, Kind, Phase, Region, Subject, 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
-__all__ = ["attributes_of", "exception_attributes", "number", "span_name", "tell"]
+__all__ = ["attributes_of", "exception_attributes", "number", "put_in_order", "span_name", "tell"]
 
 
 def span_name(subject: Subject, phase: str) -> str:
@@ -59,6 +59,29 @@ def exception_attributes(failure: Failure) -> dict[str, AttributeValue]:
         semconv.EXCEPTION_MESSAGE: failure.message,
         semconv.EXCEPTION_STACKTRACE: failure.format(),
     }
+
+
+def put_in_order(regions: list[Region]) -> dict[str, list[Subject]]:
+    """Give each call of a module its place among those of its phase.
+
+    Args:
+        regions: of a unit that is over, as they began.
+
+    Returns:
+        The modules that were called, by phase and in order.
+    """
+    order: dict[str, list[Subject]] = {
+        Phase.FORWARD: [],
+        Phase.RECOMPUTE: [],
+        Phase.BACKWARD: [],
+    }
+    for region in regions:
+        subject = region.subject
+        if subject.kind is Kind.MODULE:
+            ran = order[region.phase]
+            region.place = len(ran)
+            ran.append(subject)
+    return order
 
 
 def number(regions: list[Region]) -> None:

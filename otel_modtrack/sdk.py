@@ -205,7 +205,7 @@ class SdkSink(SpanSink):
         context = region.span
         if context is None:
             context = self._give_ids(region, above)
-        name, attributes, _ = self._static(region.subject, region.phase, region.index)
+        name, attributes, _, _ = self._static(region)
         status: trace.Status = _UNSET
         events: tuple[sdk_trace.Event, ...] = ()
         told = unit.told.get(region) if unit.told is not None else None
@@ -280,7 +280,7 @@ class SdkSink(SpanSink):
         self, region: Region, told: Told, attributes: BoundedAttributes
     ) -> BoundedAttributes:
         """The region's attributes and its sums; made once, for steps launch the same again."""
-        key = (region.subject, region.phase, region.index, told.count, told.size)
+        key = (region.subject, region.phase, region.index, region.place, told.count, told.size)
         found = self._told.get(key)
         if found is None:
             found = self._keep(key, {**attributes, **told.attributes()}, False)
@@ -303,17 +303,21 @@ class SdkSink(SpanSink):
             region.unit.wall_ns(failure.at_ns),
         )
 
-    def _static(
-        self, subject: Subject, phase: str, index: int | None
-    ) -> tuple[str, BoundedAttributes, SdkSink]:
-        """Name and attributes, made once and shared by all regions that have the same."""
+    def _static(self, region: Region) -> tuple[str, BoundedAttributes, int | None, SdkSink]:
+        """Name and attributes, made once and shared by all regions that have the same.
+
+        Kept are those of the place that the call had last: in most programs it has it each step.
+        """
+        subject, phase, index, place = region.subject, region.phase, region.index, region.place
         key = phase if index is None else (phase, index)
         found = subject.cache.get(key)
-        if found is None or found[2] is not self:
+        if found is None or found[2] != place or found[3] is not self:
             attributes = attributes_of(subject, phase)
             if index is not None:
                 attributes[semconv.MODULE_CALL_INDEX] = index
-            found = (span_name(subject, phase), self._bounded(attributes), self)
+            if place is not None:
+                attributes[semconv.ORDER_INDEX] = place
+            found = (span_name(subject, phase), self._bounded(attributes), place, self)
             if index is None or index < _INDICES_KEPT:
                 subject.cache[key] = found
         return found

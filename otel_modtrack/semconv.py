@@ -58,9 +58,9 @@ __all__ = [
     "ORDER_CHANGED_EVENT",
     "ORDER_DIVERGED_EVENT",
     "ORDER_FQN",
-    "ORDER_FQN_BEFORE",
     "ORDER_INDEX",
     "ORDER_POSITION",
+    "ORDER_PREVIOUS_FQN",
     "ORDER_REPORT",
     "ORDER_SEQUENCE",
     "PHASE",
@@ -144,7 +144,7 @@ ORDER_DIVERGED_EVENT: Final = "modtrack.order_diverged"
 ORDER_SEQUENCE: Final = "modtrack.order.sequence"
 ORDER_POSITION: Final = "modtrack.order.position"
 ORDER_FQN: Final = "modtrack.order.fqn"
-ORDER_FQN_BEFORE: Final = "modtrack.order.fqn.before"
+ORDER_PREVIOUS_FQN: Final = "modtrack.order.previous_fqn"
 ORDER_REPORT: Final = "modtrack.order.report"
 
 # Metrics, beside those that are called as the attributes of collectives and of dropped spans are.
@@ -176,7 +176,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     ORDER_SEQUENCE: "what differs: forward, recompute or backward",
     ORDER_POSITION: "of the first module call that differs, from 0",
     ORDER_FQN: "of the module that runs there; none where nothing comes there any more",
-    ORDER_FQN_BEFORE: "of the module that ran there in the step recorded before; none likewise",
+    ORDER_PREVIOUS_FQN: "of the module that ran there in the step recorded before; none likewise",
     ORDER_REPORT: "where the ranks went, in words",
     RANK: "of this process among all, where torch.distributed is initialised",
     WORLD_SIZE: "how many processes there are",

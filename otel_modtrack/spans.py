@@ -23,7 +23,7 @@ from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.place import Scope, while_it_lasts
 from otel_modtrack.policy import Policy
 from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit, close_all
-from otel_modtrack.saying import attributes_of, number, span_name, tell
+from otel_modtrack.saying import attributes_of, number, put_in_order, span_name, tell
 from otel_modtrack.shaping import Spent, choose, folded_attributes, folded_events
 from otel_modtrack.sinks import Unrecorded
 
@@ -267,6 +267,7 @@ class SpanSink(Sink):
         """See `Sink.flush`. A fault of a processor of the user's is logged, once, and counted."""
         regions, unit.regions = unit.regions, []
         number(regions)
+        unit.order = put_in_order(regions)
         close_all(regions)
         for region in unit.bodies:  # one that outlived its parent hangs where it fits
             while region.parent is not None and region.parent.end_ns < region.end_ns:
@@ -346,6 +347,8 @@ class SpanSink(Sink):
         unit = region.unit
         if region.index is not None:
             span.set_attribute(semconv.MODULE_CALL_INDEX, region.index)
+        if region.place is not None:
+            span.set_attribute(semconv.ORDER_INDEX, region.place)
         if region.subject.compiled and region.subject.kind is Kind.MODULE:
             span.set_attribute(semconv.COMPILED, True)
         if unit.outlier and region is unit.opener:

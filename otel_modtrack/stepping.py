@@ -114,7 +114,7 @@ class Stepper:
             return
         progress = state.progress
         loads = progress.take_loads()
-        step = OpenStep(sink, self.number)
+        step = OpenStep(sink, self.number, progress)
         step.begin(context, loads[0][0] if loads else begun_ns, current=False)
         progress.open = step
         state.unit = step.unit

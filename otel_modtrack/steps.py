@@ -12,6 +12,7 @@ from otel_modtrack import calls, carrier, optimizers, semconv, where
 from otel_modtrack.control import Want
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.loading import loaded
+from otel_modtrack.order.changes import change_of
 from otel_modtrack.place import Scope
 from otel_modtrack.regions import Unit
 from otel_modtrack.saying import tell
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from otel_modtrack.core import ThreadState
     from otel_modtrack.regions import Failure
+    from otel_modtrack.training import Progress
 
 __all__ = ["Evaluation", "OpenStep", "Step"]
 
@@ -36,6 +38,7 @@ class OpenStep:
     Args:
         sink: where it goes.
         number: of the step.
+        progress: of the thread's training.
         attributes: that its span has besides.
 
     Attributes:
@@ -45,7 +48,11 @@ class OpenStep:
     """
 
     def __init__(
-        self, sink: SpanSink, number: int, attributes: Mapping[str, AttributeValue] | None = None
+        self,
+        sink: SpanSink,
+        number: int,
+        progress: Progress,
+        attributes: Mapping[str, AttributeValue] | None = None,
     ) -> None:
         self.span: trace.Span = trace.INVALID_SPAN
         self.want = sink.control.begin(number)
@@ -55,6 +62,7 @@ class OpenStep:
         self._wall_ns = 0  # when it ended
         self._sink = sink
         self._number = number
+        self._progress = progress
         self._attributes = attributes or {}
 
     def begin(self, context: Context, begun_ns: int = 0, *, current: bool = True) -> None:
@@ -137,12 +145,24 @@ class OpenStep:
             span.set_attribute(semconv.STEP_OUTLIER, True)
         if self.skipped:
             span.set_attribute(semconv.STEP_SKIPPED, True)
+        if failure is None:  # else the order is cut short
+            self._tell_order(unit)
         sink.tell_inner(span, unit, None, spare=failure is not None)
         if failure is not None:
             tell(span, failure, unit)
         unit.told = unit.folded = None
         if meter is not None:
             meter.step(took_ns / 1e9, span.get_span_context())
+
+    def _tell_order(self, unit: Unit) -> None:
+        """Say on the step's span where its order first differs from the last recorded step's."""
+        before, now = self._progress.order, unit.order
+        self._progress.order = now
+        if before is None or now is None:
+            return
+        attributes = change_of(before, now)
+        if attributes:
+            self.span.add_event(semconv.ORDER_CHANGED_EVENT, attributes, self._wall_ns)
 
     def end(self) -> None:
         """Export the step's span. Again: does nothing."""
@@ -227,7 +247,7 @@ class Step(_Block):
             self._open(state, None)
             return
         loads = state.progress.take_loads()
-        step = OpenStep(sink, self._number, self._attributes)
+        step = OpenStep(sink, self._number, state.progress, self._attributes)
         if step.want is Want.LEAVE:
             CORE.rest()
         else:

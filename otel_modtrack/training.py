@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_modtrack.regions import Subject
 
 __all__ = ["Progress"]
 
@@ -25,6 +28,7 @@ class Progress:
         suspended: how many things are set aside by `ThreadState.suspend`.
         loads: when the batches were loaded that belong to the next step.
         evaluating: whether an explicit evaluation is under way.
+        order: the modules that the last recorded step called, by phase and in order.
     """
 
     __slots__ = (
@@ -35,6 +39,7 @@ class Progress:
         "loads",
         "nested",
         "open",
+        "order",
         "split",
         "stepped",
         "suspended",
@@ -48,6 +53,7 @@ class Progress:
         self.suspended = 0
         self.loads: list[tuple[int, int]] = []
         self.evaluating = False
+        self.order: dict[str, list[Subject]] | None = None
         self.start_anew()
 
     @property
