@@ -14,7 +14,12 @@ def test_every_attribute_is_documented() -> None:
     """docs/attributes.md has each attribute and event of the registry, and no other of ours."""
     text = (ROOT / "docs" / "attributes.md").read_text()
     documented = set(re.findall(r"`((?:modtrack|error|exception)\.[a-z_.]+)`", text))
-    events = {semconv.COLLECTIVE_EVENT, semconv.FOLDED_EVENT}
+    events = {
+        semconv.COLLECTIVE_EVENT,
+        semconv.FOLDED_EVENT,
+        semconv.ORDER_CHANGED_EVENT,
+        semconv.ORDER_DIVERGED_EVENT,
+    }
     assert documented == set(semconv.ATTRIBUTES) | events
 
 

@@ -42,6 +42,7 @@ class Recorder:
         self._sight = Sight(self._used)
         self._regions: list[Region] = []
         self._taken: set[int] = set()
+        self._modules: dict[Region, object] = {}  # also those that live no longer than their call
         self._uses: list[tuple[int, Region, list[nn.Parameter]]] = []
         self._gradients: list[tuple[weakref.ref[nn.Parameter], str]] = []
         self._hooked: dict[int, tuple[Any, RemovableHandle, bool]] = {}
@@ -68,7 +69,10 @@ class Recorder:
 
     def look(self) -> None:
         """A call has begun or ended on the thread."""
-        self._sight.look(self.state.running)
+        region = self.state.running
+        if region is not None and region not in self._modules:
+            self._modules[region] = region.subject.ref()
+        self._sight.look(region)
 
     def take(self, unit: Unit) -> None:
         """A unit of the thread is over, or recording is."""
@@ -116,7 +120,7 @@ class Recorder:
         self._tell_forward(builder, regions)
         order.recompute = calls_of(regions, Phase.RECOMPUTE)[1]
         backward, order.backward = calls_of(regions, Phase.BACKWARD)
-        order.module_backward_order = [_module(region) for region in backward]
+        order.module_backward_order = [self._module(region.forward) for region in backward]
         order.gradients = [fqn for _, fqn in self._gradients]
         order.param_backward_order = [ref() for ref, _ in self._gradients]
         return order
@@ -131,7 +135,7 @@ class Recorder:
             while use is not None and use[0] < region.start_ns:
                 self._tell_use(builder, positions, use)
                 use = next(uses)
-            module = _module(region)
+            module = self._module(region)
             leaf = region.subject.compiled and at not in called
             builder.call(module, call.fqn, call.parent, leaf=leaf)
             if module is not None and is_leaf(region.subject):
@@ -139,6 +143,13 @@ class Recorder:
         while use is not None:
             self._tell_use(builder, positions, use)
             use = next(uses)
+
+    def _module(self, call: Region | None) -> nn.Module | None:
+        """The module of a forward call, or of a backward's forward."""
+        module = None
+        if call is not None:
+            module = self._modules.get(call) or call.subject.ref()
+        return unwrapped(module) if isinstance(module, nn.Module) else None
 
     def _tell_use(
         self,
@@ -168,11 +179,6 @@ def _own(module: nn.Module, *, called: bool, whole: bool) -> list[tuple[str, nn.
         or (isinstance(module, nn.TransformerEncoderLayer) and not called)
     )
     return list(module.named_parameters(recurse=below))
-
-
-def _module(region: Region) -> nn.Module | None:
-    module = region.subject.ref()
-    return unwrapped(module) if isinstance(module, nn.Module) else None
 
 
 class _ParameterNames:

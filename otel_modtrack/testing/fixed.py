@@ -10,6 +10,7 @@ from opentelemetry.sdk import trace as sdk_trace
 
 from otel_modtrack import backward, calls, forward, regions, spans
 from otel_modtrack.ids import PrivateIds
+from otel_modtrack.order import recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ CLOCKS: Final[tuple[tuple[Any, str], ...]] = (
     (backward, "_clock"),
     (calls, "clock"),
     (forward, "clock"),
+    (recorder, "clock"),
     (regions, "clock"),
     (spans, "clock"),
     (sdk_trace, "time_ns"),
