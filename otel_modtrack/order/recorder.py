@@ -220,7 +220,9 @@ class _ParameterNames:
                         self._learn_of(module, subject.fqn)
 
     def _learn_of(self, module: nn.Module, fqn: str) -> None:
-        for name, parameter in list(module._parameters.items()):  # noqa: SLF001
+        held = dict(module._parameters)  # noqa: SLF001
+        held["_flat_param"] = module.__dict__.get("_flat_param")  # FSDP1's, where it hides it
+        for name, parameter in held.items():
             if parameter is not None:
                 known = self._known.get(id(parameter))
                 if known is None or known[0]() is not parameter or known[1] == "?":

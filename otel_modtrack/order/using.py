@@ -58,6 +58,7 @@ class Sight:
         self._thread = threading.get_ident()
         self._region: Region | None = None
         self._compiled = False
+        self._at: int | None = None  # where the mode is among all; None if it is off
         self._depths: dict[Region, int] = {}  # of the mode among all modes, while a region runs
         self._dynamo = AttributeSwap()
         self._imports = ImportWatch()
@@ -79,32 +80,32 @@ class Sight:
         self._settle()
 
     def _settle(self) -> None:
-        region, on = self._region, self._depth() is not None
-        wanted = region is not None and not self._compiled and not is_leaf(region.subject)
-        if region is not None and wanted:
-            if not on:
-                self._put(self._depths.get(region, overrides._len_torch_function_stack()))  # noqa: SLF001
-            if region not in self._depths:
-                self._depths[region] = self._depth() or 0
-        elif on:
-            self._take()
+        region = self._region
+        if region is None or self._compiled or is_leaf(region.subject):
+            if self._at is not None:
+                self._take()
+        elif region in self._depths:
+            if self._at is None:
+                self._put(self._depths[region])
+        else:
+            if self._at is None:
+                self._put(overrides._len_torch_function_stack())  # noqa: SLF001
+            self._depths[region] = self._at or 0
 
     # Modes are a stack, and the program's own may be above ours: they must stay where they are.
-
-    def _depth(self) -> int | None:
-        """Where the mode is among all of the thread; None if it is not on."""
-        modes = overrides._get_current_function_mode_stack()  # noqa: SLF001
-        return next((at for at, mode in enumerate(modes) if mode is self._mode), None)
 
     def _put(self, depth: int) -> None:
         with _above(depth):
             overrides._push_mode(self._mode)  # noqa: SLF001
+        self._at = depth
 
     def _take(self) -> None:
-        depth = self._depth()
+        modes = overrides._get_current_function_mode_stack()  # noqa: SLF001
+        depth = next((at for at, mode in enumerate(modes) if mode is self._mode), None)
         if depth is not None:
             with _above(depth + 1):
                 overrides._pop_mode()  # noqa: SLF001
+        self._at = None
 
     # -- compiled code ---------------------------------------------------------------------------
 
