@@ -221,7 +221,9 @@ class _ParameterNames:
 
     def _learn_of(self, module: nn.Module, fqn: str) -> None:
         held = dict(module._parameters)  # noqa: SLF001
-        held["_flat_param"] = module.__dict__.get("_flat_param")  # FSDP1's, where it hides it
+        handle = module.__dict__.get("_handle")  # FSDP1's, which may hide the flat parameter
+        if isinstance(flat := getattr(handle, "flat_param", None), nn.Parameter):
+            held["_flat_param"] = flat
         for name, parameter in held.items():
             if parameter is not None:
                 known = self._known.get(id(parameter))
