@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands after the command's name; ``sys.argv`` if None.
 
     Returns:
-        The exit code: 0, or 2 for what cannot be used.
+        The exit code: 0, or 2 for what cannot be used; of ``order``, 1 for what differs.
 
     Raises:
         SystemExit: As argparse does, after ``--help`` and for unknown options.
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
     chosen.program = program
     try:
-        chosen.run(chosen)
+        code = chosen.run(chosen)
         sys.stdout.flush()
     except UsageError as error:
         print(f"otel-modtrack {chosen.command}: {error}", file=sys.stderr)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, `head` for one, has enough. Python's own flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE_CLOSED
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -88,7 +88,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"otel-modtrack {__version__}")
     subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_run, _add_view, _add_replay):
+    for add in (_add_demo, _add_run, _add_view, _add_order, _add_replay):
         add(subcommands)
     return parser
 
@@ -190,6 +190,30 @@ def _add_view(subcommands: Subcommands) -> None:
             "file for another viewer."
         ),
         epilog="docs/view.md shows each option with its output.",
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_order(subcommands: Subcommands) -> None:
+    from otel_modtrack.order.arguments import add_arguments
+
+    def run(chosen: argparse.Namespace) -> int:
+        from otel_modtrack.order.arguments import read_options
+        from otel_modtrack.order.command import order_files
+
+        return order_files(chosen.files, read_options(chosen, colour=_wants_colour()))
+
+    parser = subcommands.add_parser(
+        "order",
+        usage="%(prog)s FILE [FILE ...] [options]",
+        help="tell in which order modules ran, and where orders differ",
+        description=(
+            "List in which order modules ran in a step, from files of OTLP JSON lines, also "
+            "several at once (one of each rank) and while they are being written; or tell where "
+            "that first differs between ranks, steps or files, with exit code 1 if it does."
+        ),
+        epilog="docs/execution-order.md shows each option with its output.",
     )
     add_arguments(parser)
     parser.set_defaults(run=run)
