@@ -196,11 +196,11 @@ def _add_view(subcommands: Subcommands) -> None:
 
 
 def _add_order(subcommands: Subcommands) -> None:
-    from otel_modtrack.order.arguments import add_arguments
+    from otel_modtrack.order.show.arguments import add_arguments
 
     def run(chosen: argparse.Namespace) -> int:
-        from otel_modtrack.order.arguments import read_options
-        from otel_modtrack.order.command import order_files
+        from otel_modtrack.order.show.arguments import read_options
+        from otel_modtrack.order.show.command import order_files
 
         return order_files(chosen.files, read_options(chosen, colour=_wants_colour()))
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view import asjson
 from otel_modtrack.view.choose import Selection, select
-from otel_modtrack.view.faults import name_file
 from otel_modtrack.view.model import build_trees
 from otel_modtrack.view.options import COLLECTIVES, DIFF, TOP, TREE, Options
-from otel_modtrack.view.paint import join_some, printable
+from otel_modtrack.view.printing import (
+    as_document,
+    name_files,
+    named_stdout,
+    say,
+    say_skipped,
+)
 from otel_modtrack.view.reader import from_sdk, read_files
 from otel_modtrack.view.shows import show_collectives, show_diff, show_top, show_tree
 from otel_modtrack.view.writing import open_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -49,13 +52,13 @@ def view_files(paths: Sequence[str], options: Options | None = None) -> None:
         raise UsageError("stdin can be read once only; give - once")
     with open_files(options.exports, inputs) as writer:
         trees, faults = _read(paths)
-        source = _name(paths)
+        source = name_files(paths)
         content: str | dict[str, Any] = ""
         shows = options.shows
         if shows == DIFF:
             later_trees, later_faults = _read(options.diff)
             faults = [*faults, *later_faults]
-            content = show_diff(trees, source, later_trees, _name(options.diff), options)
+            content = show_diff(trees, source, later_trees, name_files(options.diff), options)
         elif shows is not None:
             content = _SHOW[shows](trees, source, options)
         written = []
@@ -63,8 +66,10 @@ def view_files(paths: Sequence[str], options: Options | None = None) -> None:
             written = writer.write(select(trees, options.selection, source), faults)
     text = content
     if isinstance(content, dict):
-        text = _as_document(content, shows, paths, options, faults)
-    with _named_stdout():
+        head = {"view": shows, "version": asjson.VERSION}
+        files = [paths, options.diff] if options.diff else [paths]
+        text = as_document(head, files, faults, content)
+    with named_stdout():
         if text:
             print(text)
         if text and written and not options.as_json:
@@ -72,19 +77,6 @@ def view_files(paths: Sequence[str], options: Options | None = None) -> None:
         for line in written:
             print(line, file=sys.stderr if options.as_json else sys.stdout)
         sys.stdout.flush()
-
-
-@contextmanager
-def _named_stdout() -> Iterator[None]:
-    """Turn the system's refusal to take more, as of a full disk, into ours."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to stdout: {error.strerror}; let it go to a file or a pipe with room"
-        ) from None
 
 
 _SHOW: Final = {TREE: show_tree, TOP: show_top, COLLECTIVES: show_collectives}
@@ -120,11 +112,10 @@ def view_spans(
 
 def _read(paths: Sequence[str]) -> tuple[list[Node], list[Fault]]:
     """Read files, say on stderr what is amiss, and build the trees."""
-    found = read_files(paths)
-    for fault in found.faults:
-        _say(f"skipped what could not be read in {fault.path}, {fault.where}: {fault.reason}")
+    found = read_files(paths, "view")
+    say_skipped("view", found.faults)
     for path in _without_ours(found.spans):
-        _say(f"no span in {path} is of otel_modtrack's; they are shown as they are")
+        say("view", f"no span in {path} is of otel_modtrack's; they are shown as they are")
     return build_trees(found.spans), found.faults
 
 
@@ -138,35 +129,3 @@ def _without_ours(spans: Iterable[Span]) -> list[str]:
                 name.startswith("modtrack.") for name in span.attributes
             )
     return [path for path, has_ours in files.items() if not has_ours]
-
-
-def _say(sentence: str) -> None:
-    print(f"otel-modtrack view: {printable(sentence)}", file=sys.stderr)
-
-
-def _name(paths: Sequence[str]) -> str:
-    """Return what the files are called in a message."""
-    return join_some(_named(paths), shown=3)
-
-
-def _named(paths: Sequence[str]) -> list[str]:
-    return [name_file(path) for path in paths]
-
-
-def _as_document(
-    content: dict[str, Any],
-    shows: str | None,
-    paths: Sequence[str],
-    options: Options,
-    faults: Sequence[Fault],
-) -> str:
-    head = {
-        "view": shows,
-        "version": asjson.VERSION,
-        "files": _named(paths),
-        **({"other_files": _named(options.diff)} if options.diff else {}),
-        "skipped": [
-            {"file": fault.path, "reason": fault.reason, "lines": fault.lines} for fault in faults
-        ],
-    }
-    return json.dumps({**head, **content}, indent=1)

@@ -66,13 +66,14 @@ class TraceFile:
     faults: list[Fault]
 
 
-def read_files(paths: Sequence[str]) -> TraceFile:
+def read_files(paths: Sequence[str], command: str = "view") -> TraceFile:
     """Read all spans of files of OTLP JSON lines, compressed by gzip or not.
 
     Shows on stderr how far it is, where that takes a while.
 
     Args:
         paths: Of the files; ``-`` for stdin.
+        command: That reads them, and says how far it is.
 
     Raises:
         UsageError: If a file cannot be opened, or none has a span.
@@ -82,7 +83,7 @@ def read_files(paths: Sequence[str]) -> TraceFile:
         size_bytes = sum(file.size_bytes for file in files)
         progress = None
         if size_bytes > _WORTH_A_BAR_BYTES:
-            progress = Progress("view", size_bytes)
+            progress = Progress(command, size_bytes)
             opened.callback(progress.close)
         reader = _Reader(progress)
         for file in files:

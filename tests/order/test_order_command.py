@@ -23,9 +23,9 @@ from torch import nn
 from otel_modtrack import ModTracker, Policy, region
 from otel_modtrack.cli import main
 from otel_modtrack.order import Call, Order
-from otel_modtrack.order.arguments import Options
-from otel_modtrack.order.command import order_files
-from otel_modtrack.order.from_spans import read_part
+from otel_modtrack.order.show.arguments import Options
+from otel_modtrack.order.show.command import order_files
+from otel_modtrack.order.show.from_spans import read_part
 from otel_modtrack.view.model import Event, build_trees
 from otel_modtrack.view.reader import from_sdk
 from tests.order.files import (

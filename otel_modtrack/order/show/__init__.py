@@ -1,0 +1,1 @@
+"""What ``otel-modtrack order`` does: read files, list an order, compare several."""
