@@ -19,7 +19,7 @@ JOBS ?= 2
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
-OLDEST_TESTS ?= tests/tracker $(wildcard tests/distributed/test_[cfot]*.py)
+OLDEST_TESTS ?= tests/tracker tests/order $(wildcard tests/distributed/test_[cfot]*.py)
 
 VENV := .venv
 OLDEST_VENV := .venv-oldest

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
+    from otel_modtrack.order.across import Report
     from otel_modtrack.order.execution import ExecutionOrder
+    from otel_modtrack.order.watch import OrderWatch
 
 __all__ = ["ModTracker", "Step"]
 
@@ -347,6 +349,36 @@ class ModTracker:
             )
             raise RuntimeError(msg)
         return order
+
+    def watch_order(
+        self,
+        after: float = 10.0,
+        *,
+        answer: float = 5.0,
+        on_difference: Callable[[Report], object] | None = None,
+    ) -> OrderWatch:
+        """Say which rank went where, while ranks wait for each other; see `OrderWatch`.
+
+        Args:
+            after: how long nothing begins and nothing ends before the others are asked, in seconds.
+            answer: how long the others have to answer, in seconds.
+            on_difference: called with each report of different ways, on a thread of ours.
+
+        Returns:
+            A context manager, for each rank to be in.
+
+        Raises:
+            TypeError: if an argument is of the wrong type.
+            ValueError: if a time is not a positive number.
+            RuntimeError: if the tracker is not on.
+        """
+        if not self._entries:
+            msg = "watch_order() works inside `with ModTracker(...) as tracker:` only"
+            raise RuntimeError(msg)
+        # What talks to other processes is loaded where it is wanted.
+        from otel_modtrack.order.watch import OrderWatch  # noqa: PLC0415
+
+        return OrderWatch(after, answer=answer, on_difference=on_difference)
 
     @property
     def parents(self) -> set[str]:

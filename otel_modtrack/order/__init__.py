@@ -8,6 +8,7 @@ from otel_modtrack.order.difference import Difference, Side, first_difference
 from otel_modtrack.order.model import Call, Order, read_order
 
 if TYPE_CHECKING:
+    from otel_modtrack.order.across import compare_ranks
     from otel_modtrack.order.execution import ExecutionOrder, ParamUsage
     from otel_modtrack.order.symbolic import OrderError, TracingConfig, trace_execution_order
 
@@ -20,6 +21,7 @@ __all__ = [
     "ParamUsage",
     "Side",
     "TracingConfig",
+    "compare_ranks",
     "first_difference",
     "read_order",
     "trace_execution_order",
@@ -30,6 +32,7 @@ _PLACES = {
     "OrderError": "symbolic",
     "ParamUsage": "execution",
     "TracingConfig": "symbolic",
+    "compare_ranks": "across",
     "trace_execution_order": "symbolic",
 }
 

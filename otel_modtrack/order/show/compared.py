@@ -21,8 +21,8 @@ from otel_modtrack.view.paint import BOLD, paint, printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_modtrack.order.show.arguments import Options
     from otel_modtrack.order.difference import Difference
+    from otel_modtrack.order.show.arguments import Options
     from otel_modtrack.order.show.from_spans import Part
 
 __all__ = ["Compared", "Outcome", "check_known", "compare", "report", "tell_all", "tell_equal"]

@@ -19,10 +19,10 @@ from otel_modtrack.view.paint import BOLD, DIM, colour_phase, paint, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from otel_modtrack.order.model import Order
     from otel_modtrack.order.show.arguments import Options
     from otel_modtrack.order.show.files import Files
     from otel_modtrack.order.show.from_spans import Part
-    from otel_modtrack.order.model import Order
 
 __all__ = ["list_orders"]
 

@@ -13,8 +13,8 @@ from otel_modtrack.view.paint import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from otel_modtrack.order.show.from_spans import Part
     from otel_modtrack.order.model import Order
+    from otel_modtrack.order.show.from_spans import Part
 
 __all__ = [
     "count_folded",
