@@ -1,11 +1,11 @@
-"""Two ranks that wait for each other for ever: which of them went where, long before the timeout.
+"""Two ranks that wait for each other for ever: which of them went where, before the timeout.
 
 Run it with: torchrun --nproc-per-node 2 examples/diverging_moe.py --diverge
 """
 
 import argparse
-import datetime as dt
 import logging
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,24 +13,22 @@ from opentelemetry.sdk.trace import TracerProvider
 from torch import nn
 
 from otel_modtrack import ModTracker
-from otel_modtrack.order.watch import OrderWatch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--diverge", action="store_true", help="rank 1 skips an expert in step 3")
 parser.add_argument("--timeout", type=int, default=30, help="of the collectives, in seconds")
 args = parser.parse_args()
 logging.basicConfig()  # the report is an error in the log
-dist.init_process_group("gloo", timeout=dt.timedelta(seconds=args.timeout))
-rank, world = dist.get_rank(), dist.get_world_size()
+dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+skips_in = 3 if args.diverge and dist.get_rank() == 1 else None
 
 
 class Expert(nn.Linear):
     """Works on what it is given, less the mean of what all ranks are given."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = x.detach().mean(0)
-        dist.all_reduce(mean)
-        return super().forward(x - mean / world)
+        dist.all_reduce(mean := x.detach().mean(0))
+        return super().forward(x - mean / dist.get_world_size())
 
 
 class MoE(nn.Module):
@@ -48,12 +46,14 @@ class MoE(nn.Module):
 
 model = MoE()
 optimizer = torch.optim.AdamW(model.parameters())
-skipping = [3] if args.diverge and rank == 1 else []
-with ModTracker(model, tracer_provider=TracerProvider()) as tracker, OrderWatch(args.timeout / 6):
+with (
+    ModTracker(model, tracer_provider=TracerProvider()) as tracker,
+    tracker.watch_order(args.timeout / 6),
+):
     for number in range(5):
         with tracker.step(number):
-            model(torch.randn(4, 8), [0] if number in skipping else [0, 1]).sum().backward()
+            model(torch.randn(4, 8), [0] if number == skips_in else [0, 1]).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             dist.barrier()
-print(f"rank {rank} is done")
+print(f"rank {dist.get_rank()} is done")

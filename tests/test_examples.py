@@ -74,6 +74,17 @@ def test_train() -> None:
     )
 
 
+def test_execution_order() -> None:
+    """What a tracer cannot follow, where it and the run part, and what DDP expects otherwise."""
+    text = run("execution_order.py")
+    assert re.search(r"^Skips \(Skips\) cannot be traced at \S+execution_order.py:\d+ ", text, re.M)
+    documented = (EXAMPLES.parent / "docs" / "execution-order.md").read_text()
+    reports = re.findall(r"^(?:the forward differs|gradients arrive).*\n\n(?:.+\n)+", text, re.M)
+    assert len(reports) == 2
+    for report in reports:
+        assert report in documented
+
+
 # Lightning warns of its own use of torch, and of few workers.
 LIGHTNINGS = ("-W", "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning", "-W", "ignore:The '")
 
