@@ -77,13 +77,9 @@ def test_train() -> None:
 def test_execution_order() -> None:
     """What a tracer cannot follow, where it and the run part, and what DDP expects otherwise."""
     text = run("execution_order.py")
-    assert re.search(
-        r"^Skips \(Skips\) cannot be traced at \S+execution_order.py:\d+ ", text, re.MULTILINE
-    )
+    assert re.search(r"(?m)^Skips \(Skips\) cannot be traced at \S+execution_order.py:\d+ ", text)
     documented = (EXAMPLES.parent / "docs" / "execution-order.md").read_text()
-    reports = re.findall(
-        r"^(?:the forward differs|gradients arrive).*\n\n(?:.+\n)+", text, re.MULTILINE
-    )
+    reports = re.findall(r"(?m)^(?:the forward differs|gradients arrive).*\n\n(?:.+\n)+", text)
     assert len(reports) == 2
     for report in reports:
         assert report in documented
