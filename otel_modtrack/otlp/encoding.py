@@ -20,14 +20,14 @@ from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk import trace as sdk_trace
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from otel_modtrack.otlp.records import Place, Template, as_readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from typing_extensions import TypeAlias
+    from typing import TypeAlias
 
     from otel_modtrack.otlp.records import Record
 
@@ -117,14 +117,17 @@ class _ArrayValue:
     VALUES: Final = 1  # repeated AnyValue
 
 
+_MORE: Final = 0x80
+
+
 # -- Protocol Buffers -------------------------------------------------------------------------
 
 
 def _varint(number: int) -> bytes:
     """Seven bits a byte, the lowest first; the highest bit says that another byte follows."""
     found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+    while number >= _MORE:
+        found.append(number % _MORE | _MORE)
         number >>= 7
     found.append(number)
     return bytes(found)
@@ -221,8 +224,9 @@ def _pack_template(template: Template) -> tuple[bytes, bytes, bytes, int]:
         _Span.DROPPED_ATTRIBUTES_COUNT, template.dropped()
     )
     status = _status(template.status)
-    template.packed = before, behind, status, len(before) + len(behind) + len(status)
-    return template.packed
+    size = len(before) + len(behind) + len(status)
+    template.packed = found = before, behind, status, size
+    return found
 
 
 def _pack_place(place: Place) -> tuple[_Group, bytes, bytes, bytes, int]:
@@ -243,8 +247,8 @@ def _pack_place(place: Place) -> tuple[_Group, bytes, bytes, bytes, int]:
     between = _text(_Span.TRACE_STATE, state)
     end = _fixed32(_Span.FLAGS, _Span.HAS_IS_REMOTE | (_Span.IS_REMOTE if place.remote else 0))
     size = len(before) + _ID_BYTES + len(between) + _TIMES.size + len(end)
-    place.packed = _group(place), before, between, end, size
-    return place.packed
+    place.packed = found = _group(place), before, between, end, size
+    return found
 
 
 _ID_BYTES: Final = 8
@@ -319,7 +323,7 @@ class _Groups:
 
 
 def _around(of_resource: Any, of_scope: Any) -> _Group:
-    """What stands around the spans of OpenTelemetry's messages, a ResourceSpans and a ScopeSpans."""
+    """What stands around the spans in OpenTelemetry's ResourceSpans and one of its ScopeSpans."""
     return (
         _sized(_ResourceSpans.RESOURCE, of_resource.resource.SerializeToString()),
         _text(_ResourceSpans.SCHEMA_URL, of_resource.schema_url),
@@ -398,6 +402,8 @@ def encode(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
             status,
             end,
         )
+    if last is None:
+        return encode_spans(others).SerializeToString()  # type: ignore[no-any-return]
     if others:
         groups.add(others)
     return groups.request()
@@ -426,7 +432,7 @@ def agrees() -> bool:
             2**127 + 1,
             trace.TraceFlags(1),
             state,
-            sdk_trace.Resource({"key": 1}),
+            Resource({"key": 1}),
             scope,
             remote=remote,
         )

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.sdk import trace as sdk_trace
+from opentelemetry.sdk.resources import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeAlias
 
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.util.types import AttributeValue
-    from typing_extensions import TypeAlias
 
 __all__ = ["UNSET", "Place", "Record", "Template", "as_readable"]
 
@@ -127,4 +127,4 @@ def as_readable(record: Record) -> sdk_trace.ReadableSpan:
     )
 
 
-_NOTHING = sdk_trace.Resource({})
+_NOTHING = Resource({})

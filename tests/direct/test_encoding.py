@@ -62,7 +62,7 @@ def test_any_records(made: list[Record], real: set[int]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_the_same_bytes(linked: list[bool]) -> None:
-    """Spans of one place are not only decoded alike: sizes of one, two and three bytes of varint."""
+    """Spans of one place are not only decoded alike: lengths of one, two and three bytes."""
     template = Template("forward " + "x" * 90, {"modtrack.phase": "forward"})
     made: list[Record] = [
         (
