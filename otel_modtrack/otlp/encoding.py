@@ -229,26 +229,33 @@ def _pack_template(template: Template) -> tuple[bytes, bytes, bytes, int]:
     return found
 
 
-def _pack_place(place: Place) -> tuple[_Group, bytes, bytes, bytes, int]:
+class _PackedPlace:
     """What is the same in all spans of a unit.
 
-    Returns:
-        The group of the request; what stands before the span id, between that and the parent's,
-        and at the end; and how long all that is, with the span id and the times.
+    Attributes:
+        group: of the request.
+        before: what stands before the span id.
+        between, between_parent: what stands behind it, without a parent and with one.
+        end: the last field.
+        size: of all that without a parent, with the span id and the times.
+        link: what stands before the span id of a link in the same trace.
     """
-    before = (
-        _sized(_Span.TRACE_ID, place.trace_id.to_bytes(16, "big"))
-        + _tag(_Span.SPAN_ID, LENGTH)
-        + _varint(_ID_BYTES)
-    )
-    state = ""
-    if place.state is not None:
-        state = ",".join(f"{key}={value}" for key, value in place.state.items())
-    between = _text(_Span.TRACE_STATE, state)
-    end = _fixed32(_Span.FLAGS, _Span.HAS_IS_REMOTE | (_Span.IS_REMOTE if place.remote else 0))
-    size = len(before) + _ID_BYTES + len(between) + _TIMES.size + len(end)
-    place.packed = found = _group(place), before, between, end, size
-    return found
+
+    __slots__ = ("before", "between", "between_parent", "end", "group", "link", "size")
+
+    def __init__(self, place: Place) -> None:
+        trace_id = _sized(_Span.TRACE_ID, place.trace_id.to_bytes(16, "big"))
+        state = ""
+        if place.state is not None:
+            state = ",".join(f"{key}={value}" for key, value in place.state.items())
+        flags = _Span.HAS_IS_REMOTE | (_Span.IS_REMOTE if place.remote else 0)
+        self.group = _group(place)
+        self.before = trace_id + _tag(_Span.SPAN_ID, LENGTH) + _varint(_ID_BYTES)
+        self.between = _text(_Span.TRACE_STATE, state)
+        self.between_parent = self.between + _PARENT_TAG
+        self.end = _fixed32(_Span.FLAGS, flags)
+        self.size = len(self.before + self.between + self.end) + _ID_BYTES + _TIMES.size
+        self.link = _link_head(place.trace_id.to_bytes(16, "big"))
 
 
 _ID_BYTES: Final = 8
@@ -256,21 +263,16 @@ _ID_BYTES: Final = 8
 _TIMES: Final = struct.Struct("<QBQ")
 (_END_TAG,) = _tag(_Span.END_TIME_UNIX_NANO, FIXED64)
 _PARENT_TAG: Final = _tag(_Span.PARENT_SPAN_ID, LENGTH) + _varint(_ID_BYTES)
-# A link within the trace is 16 + 8 bytes of ids with tags and lengths, and the flags.
+_PARENT_SIZE: Final = len(_PARENT_TAG) + _ID_BYTES
 _LINK_FLAGS: Final = _fixed32(_Link.FLAGS, _Span.HAS_IS_REMOTE)
-_LINK_SPAN_TAG: Final = _tag(_Link.SPAN_ID, LENGTH) + _varint(_ID_BYTES)
 
 
-def _link(link: bytes, trace_field: bytes) -> bytes:
-    """A field of the span.
-
-    Args:
-        link: see `records`.
-        trace_field: the span's own trace id, as a field; it is number 1 there and here.
-    """
-    if len(link) > _ID_BYTES:
-        trace_field = _sized(_Link.TRACE_ID, link[:-_ID_BYTES])
-    return _sized(_Span.LINKS, trace_field + _LINK_SPAN_TAG + link[-_ID_BYTES:] + _LINK_FLAGS)
+def _link_head(trace_id: bytes) -> bytes:
+    """A link, a field of the span, up to its span id; that and `_LINK_FLAGS` follow."""
+    trace_field = _sized(_Link.TRACE_ID, trace_id)
+    span_field = _tag(_Link.SPAN_ID, LENGTH) + _varint(_ID_BYTES)
+    size = len(trace_field) + len(span_field) + _ID_BYTES + len(_LINK_FLAGS)
+    return _tag(_Span.LINKS, LENGTH) + _varint(size) + trace_field + span_field
 
 
 def _head(size: int) -> bytes:
@@ -355,7 +357,9 @@ def _group(place: Place) -> _Group:
     return group
 
 
-def encode(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
+def encode(  # noqa: C901 - all in one loop: a call for each span would cost as much as its bytes
+    batch: Iterable[Record | sdk_trace.ReadableSpan],
+) -> bytes:
     """An ExportTraceServiceRequest with the spans of a batch.
 
     What is no record, or has something in it that is seldom, is left to OpenTelemetry's encoder.
@@ -373,25 +377,32 @@ def encode(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
             continue
         place, template, span_id, parent_id, start_ns, end_ns, link, events = one
         try:
-            group, before, between, end, place_size = place.packed or _pack_place(place)
+            packed = place.packed
+            if packed is None:
+                packed = place.packed = _PackedPlace(place)
             named, attributes, status, size = template.packed or _pack_template(template)
-            size += place_size
-            if parent_id:
-                between += _PARENT_TAG
-                size += _PARENT_SIZE
-            inner = b"".join(map(_event, events)) if events else b""
-            if link is not None:
-                inner += _link(link, before[:_TRACE_FIELD])
-            size += len(inner)
             both = times(start_ns, _END_TAG, end_ns)
+            inner = b"".join(map(_event, events)) if events else b""
         except (TypeError, ValueError, struct.error):
             others.append(as_readable(one))
             continue
-        if group is not last:
-            last, pieces = group, groups.pieces(group)
+        size += packed.size
+        between = packed.between
+        if parent_id:
+            between = packed.between_parent
+            size += _PARENT_SIZE
+        if link is not None:
+            if len(link) == _ID_BYTES:
+                inner += packed.link + link + _LINK_FLAGS
+            else:
+                inner += _link_head(link[:-_ID_BYTES]) + link[-_ID_BYTES:] + _LINK_FLAGS
+        size += len(inner)
+        if packed.group is not last:
+            last = packed.group
+            pieces = groups.pieces(last)
         pieces += (
             heads.get(size) or _head(size),
-            before,
+            packed.before,
             span_id,
             between,
             parent_id,
@@ -400,17 +411,13 @@ def encode(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
             attributes,
             inner,
             status,
-            end,
+            packed.end,
         )
     if last is None:
         return encode_spans(others).SerializeToString()  # type: ignore[no-any-return]
     if others:
         groups.add(others)
     return groups.request()
-
-
-_PARENT_SIZE: Final = len(_PARENT_TAG) + _ID_BYTES
-_TRACE_FIELD: Final = len(_sized(_Span.TRACE_ID, bytes(16)))
 
 
 @functools.cache
