@@ -124,13 +124,13 @@ class SdkSink(SpanSink):
         """Whether no processor wants to see spans start."""
         processors = getattr(self.tracer.span_processor, "_span_processors", None)
         if processors is not self._processors or processors is None:
-            self._processors = processors
             self._passive = processors is not None and all(
                 type(one).on_start in _IDLE_STARTS
                 and getattr(type(one), "_on_ending", None) in _IDLE_ENDINGS
                 for one in processors
             )
             self._direct, self._others = _roads(self.tracer, processors or ())
+            self._processors = processors  # last: a signal's exception may come in between
         return self._passive
 
     # -- ids -------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ class _PackedPlace:
         if place.state is not None:
             state = ",".join(f"{key}={value}" for key, value in place.state.items())
         flags = _Span.HAS_IS_REMOTE | (_Span.IS_REMOTE if place.remote else 0)
-        self.group = _group(place)
+        self.group = _group(place.resource, place.scope)
         self.before = trace_id + _tag(_Span.SPAN_ID, LENGTH) + _varint(_ID_BYTES)
         self.between = _text(_Span.TRACE_STATE, state)
         self.between_parent = self.between + _PARENT_TAG
@@ -277,11 +277,14 @@ def _link_head(trace_id: bytes) -> bytes:
 
 def _head(size: int) -> bytes:
     """What stands before a span of this size in a ScopeSpans."""
-    found = _HEADS[size] = _tag(_ScopeSpans.SPANS, LENGTH) + _varint(size)
+    found = _tag(_ScopeSpans.SPANS, LENGTH) + _varint(size)
+    if size < _MOST_HEADS:
+        _HEADS[size] = found
     return found
 
 
-_HEADS: dict[int, bytes] = {}  # by size: spans have some hundred sizes, if that
+_HEADS: dict[int, bytes] = {}  # by size
+_MOST_HEADS = 4096
 
 
 # -- requests -----------------------------------------------------------------------------------
@@ -295,18 +298,31 @@ class _Groups:
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], dict[tuple[bytes, bytes], list[bytes]]] = {}
+        # Spans to be encoded, and where they belong.
+        self._left: list[tuple[sdk_trace.ReadableSpan, list[bytes], int]] = []
 
     def pieces(self, group: _Group) -> list[bytes]:
         """Fields of a ScopeSpans, to be added to."""
         return self._known.setdefault(group[:2], {}).setdefault(group[2:], [])
 
-    def add(self, spans: Sequence[sdk_trace.ReadableSpan]) -> None:
-        """Spans, by OpenTelemetry's encoder."""
-        for of_resource in encode_spans(spans).resource_spans:
+    def add(self, span: sdk_trace.ReadableSpan) -> None:
+        """A span, for OpenTelemetry's encoder. It keeps its place among the others."""
+        pieces = self.pieces(_group(span.resource, span.instrumentation_scope))
+        self._left.append((span, pieces, len(pieces)))
+        pieces.append(b"")
+
+    def encode_added(self) -> None:
+        """All of them at once, for each time resources and scopes are encoded, too."""
+        places: dict[bytes, list[tuple[list[bytes], int]]] = {}
+        for span, pieces, at in self._left:
+            context: Any = span.get_span_context()
+            key = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
+            places.setdefault(key, []).append((pieces, at))
+        for of_resource in encode_spans([span for span, _, _ in self._left]).resource_spans:
             for of_scope in of_resource.scope_spans:
-                self.pieces(_around(of_resource, of_scope)).extend(
-                    _sized(_ScopeSpans.SPANS, span.SerializeToString()) for span in of_scope.spans
-                )
+                for encoded in of_scope.spans:
+                    pieces, at = places[encoded.trace_id + encoded.span_id].pop(0)
+                    pieces[at] = _sized(_ScopeSpans.SPANS, encoded.SerializeToString())
 
     def request(self) -> bytes:
         """All of it."""
@@ -334,30 +350,30 @@ def _around(of_resource: Any, of_scope: Any) -> _Group:
     )
 
 
-class _Last:
-    """The group that was asked for last: there are few, and each is asked for often."""
-
-    found: tuple[Any, Any, _Group] | None = None  # resource, scope, their group
+_known_groups: dict[tuple[int, int], tuple[Any, Any, _Group]] = {}  # with what they are of
+_MOST_GROUPS = 64
 
 
-def _group(place: Place) -> _Group:
-    """What stands around the spans of a place, by OpenTelemetry's encoder."""
-    last = _Last.found
-    if last is not None and last[0] is place.resource and last[1] is place.scope:
-        return last[2]
+def _group(resource: Resource, scope: InstrumentationScope | None) -> _Group:
+    """What stands around the spans of a resource and scope, by OpenTelemetry's encoder."""
+    known = _known_groups.get((id(resource), id(scope)))
+    if known is not None:
+        return known[2]
     sample = sdk_trace.ReadableSpan(
         "",
         trace.SpanContext(1, 1, is_remote=False),
-        resource=place.resource,
-        instrumentation_scope=place.scope,
+        resource=resource,
+        instrumentation_scope=scope,
     )
     (of_resource,) = encode_spans([sample]).resource_spans
     group = _around(of_resource, of_resource.scope_spans[0])
-    _Last.found = place.resource, place.scope, group
+    if len(_known_groups) >= _MOST_GROUPS:
+        _known_groups.clear()
+    _known_groups[id(resource), id(scope)] = resource, scope, group
     return group
 
 
-def encode(  # noqa: C901 - all in one loop: a call for each span would cost as much as its bytes
+def encode(
     batch: Iterable[Record | sdk_trace.ReadableSpan],
 ) -> bytes:
     """An ExportTraceServiceRequest with the spans of a batch.
@@ -368,12 +384,12 @@ def encode(  # noqa: C901 - all in one loop: a call for each span would cost as 
         Exception: whatever that raises of a span that cannot be encoded.
     """
     groups = _Groups()
-    others: list[sdk_trace.ReadableSpan] = []
     times, heads = _TIMES.pack, _HEADS
-    last, pieces = None, []
+    last, pieces, has_spans = None, [], False
     for one in batch:
         if type(one) is not tuple:
-            others.append(one)  # type: ignore[arg-type]
+            groups.add(one)  # type: ignore[arg-type]
+            has_spans = True
             continue
         place, template, span_id, parent_id, start_ns, end_ns, link, events = one
         try:
@@ -384,7 +400,8 @@ def encode(  # noqa: C901 - all in one loop: a call for each span would cost as 
             both = times(start_ns, _END_TAG, end_ns)
             inner = b"".join(map(_event, events)) if events else b""
         except (TypeError, ValueError, struct.error):
-            others.append(as_readable(one))
+            groups.add(as_readable(one))
+            has_spans = True
             continue
         size += packed.size
         between = packed.between
@@ -413,10 +430,8 @@ def encode(  # noqa: C901 - all in one loop: a call for each span would cost as 
             status,
             packed.end,
         )
-    if last is None:
-        return encode_spans(others).SerializeToString()  # type: ignore[no-any-return]
-    if others:
-        groups.add(others)
+    if has_spans:
+        groups.encode_added()
     return groups.request()
 
 

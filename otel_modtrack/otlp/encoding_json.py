@@ -18,7 +18,9 @@ from opentelemetry.sdk.resources import Resource
 from otel_modtrack.otlp.records import Place, Template, as_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
+
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
     from otel_modtrack.otlp.records import Record
 
@@ -46,17 +48,36 @@ class _Groups:
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, list[str]]] = {}
+        # Spans to be encoded, and where they belong.
+        self._left: list[tuple[sdk_trace.ReadableSpan, list[str], int]] = []
 
     def spans(self, resource: str, scope: str) -> list[str]:
         """To be added to."""
         return self._known.setdefault(resource, {}).setdefault(scope, [])
 
-    def add(self, spans: Sequence[sdk_trace.ReadableSpan]) -> None:
-        """Spans, by OpenTelemetry's encoder."""
-        for of_resource in encode_spans(spans).to_dict()["resourceSpans"]:
-            for of_scope in of_resource.pop("scopeSpans"):
-                found = [_dump(span) for span in of_scope.pop("spans")]
-                self.spans(_dump(of_resource), _dump(of_scope)).extend(found)
+    def add(self, span: sdk_trace.ReadableSpan) -> None:
+        """A span, for OpenTelemetry's encoder. It keeps its place among the others."""
+        resource, scope = _around(span.resource, span.instrumentation_scope)
+        texts = self.spans(resource, scope)
+        self._left.append((span, texts, len(texts)))
+        texts.append("")
+
+    def encode_added(self) -> None:
+        """All of them at once, for each time resources and scopes are encoded, too."""
+        places: dict[tuple[str, str], list[tuple[list[str], int]]] = {}
+        for span, texts, at in self._left:
+            context: Any = span.get_span_context()
+            key = f"{context.trace_id:032x}", f"{context.span_id:016x}"
+            places.setdefault(key, []).append((texts, at))
+        if not places:
+            return
+        for of_resource in encode_spans([span for span, _, _ in self._left]).to_dict()[
+            "resourceSpans"
+        ]:
+            for of_scope in of_resource["scopeSpans"]:
+                for encoded in of_scope["spans"]:
+                    texts, at = places[encoded["traceId"], encoded["spanId"]].pop(0)
+                    texts[at] = _dump(encoded)
 
     def request(self) -> bytes:
         """All of it."""
@@ -104,18 +125,29 @@ def _text(template: Template, shape: tuple[bool, bool, bool]) -> str:
 _NOTHING = Resource({})
 
 
-def _around(place: Place) -> tuple[str, str, str]:
-    """The texts of resource and scope, and the trace id."""
+_known_groups: dict[tuple[int, int], tuple[Any, Any, tuple[str, str]]] = {}
+_MOST_GROUPS = 64
+
+
+def _around(resource: Resource, scope: InstrumentationScope | None) -> tuple[str, str]:
+    """The texts of resource and scope."""
+    known = _known_groups.get((id(resource), id(scope)))
+    if known is not None:
+        return known[2]
     sample = sdk_trace.ReadableSpan(
         "",
         trace.SpanContext(1, 1, is_remote=False),
-        resource=place.resource,
-        instrumentation_scope=place.scope,
+        resource=resource,
+        instrumentation_scope=scope,
     )
     (of_resource,) = encode_spans([sample]).to_dict()["resourceSpans"]
     (of_scope,) = of_resource.pop("scopeSpans")
     del of_scope["spans"]
-    return _dump(of_resource), _dump(of_scope), f"{place.trace_id:032x}"
+    found = _dump(of_resource), _dump(of_scope)
+    if len(_known_groups) >= _MOST_GROUPS:
+        _known_groups.clear()
+    _known_groups[id(resource), id(scope)] = resource, scope, found
+    return found
 
 
 def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
@@ -124,11 +156,10 @@ def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
     Raises:
         Exception: whatever OpenTelemetry's encoder raises of a span that cannot be encoded.
     """
-    groups, others = _Groups(), []
-    places: dict[int, tuple[str, str, str]] = {}
+    groups = _Groups()
     for one in batch:
         if type(one) is not tuple:
-            others.append(one)
+            groups.add(one)  # type: ignore[arg-type]
             continue
         place, template, span_id, parent_id, start_ns, end_ns, link, events = one
         shape = place.remote, bool(parent_id), link is not None
@@ -139,13 +170,10 @@ def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
         if text is None:
             text = texts[shape] = _text(template, shape)
         if events or place.state or not text or not start_ns or not end_ns:
-            others.append(as_readable(one))
+            groups.add(as_readable(one))
             continue
-        around = places.get(id(place))
-        if around is None:
-            around = places[id(place)] = _around(place)
-        resource, scope, trace_id = around
-        groups.spans(resource, scope).append(
+        trace_id = f"{place.trace_id:032x}"
+        groups.spans(*_around(place.resource, place.scope)).append(
             text
             % {
                 "trace": trace_id,
@@ -157,6 +185,5 @@ def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
                 "link": (link or b"")[-_SPAN_ID_BYTES:].hex(),
             }
         )
-    if others:
-        groups.add(others)  # type: ignore[arg-type]
+    groups.encode_added()
     return groups.request()

@@ -153,7 +153,9 @@ def _span_encoder(endpoint: Endpoint) -> tuple[_Encode, bool]:
     # Here, and in what follows, because each protocol's packages are an extra.
     from otel_modtrack.otlp import encoding  # noqa: PLC0415
 
-    return encoding.encode, encoding.agrees()
+    if encoding.agrees():
+        return encoding.encode, True
+    return lambda spans: encoding.encode_spans(spans).SerializeToString(), False
 
 
 def _json_encoder() -> _Encode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from otel_modtrack.otlp import encoding
 from otel_modtrack.otlp.encoding import agrees, encode
 from otel_modtrack.otlp.records import Place, Template, as_readable
-from tests.direct.decoded import from_request
+from tests.direct.decoded import from_json, from_request
 from tests.direct.made_up import records
+from tests.direct.roads import HAS_JSON
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -57,6 +59,27 @@ def test_any_records(made: list[Record], real: set[int]) -> None:
     spans = [as_readable(one) for one in made]
     mixed = [span if at in real else made[at] for at, span in enumerate(spans)]
     assert from_request(encode(mixed)) == from_request(stock(spans))
+
+
+@pytest.mark.skipif(not HAS_JSON, reason="the JSON encoder is not installed")
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(records(), st.sets(st.integers(0, 7)))
+def test_any_records_as_json(made: list[Record], real: set[int]) -> None:
+    """The same for OTLP JSON; what looks like a stand-in, or a format, is a text like any other."""
+    from opentelemetry.exporter.otlp.json.common.trace_encoder import (  # noqa: PLC0415
+        encode_spans as stock_json,
+    )
+
+    from otel_modtrack.otlp.encoding_json import encode_json  # noqa: PLC0415 - as above
+
+    tricky = Template("f6" * 8, {"%s": "%(span)s", "f5" * 16: 7_777_777_777_777_777_771})
+    place = made[0][0]
+    made.append((place, tricky, b"unlikely", b"" if not place.remote else b"p" * 8, 1, 2, None, ()))
+    spans = [as_readable(one) for one in made]
+    mixed = [span if at in real else made[at] for at, span in enumerate(spans)]
+    assert from_json(encode_json(mixed)) == from_json(json.dumps(stock_json(spans).to_dict()))
 
 
 @settings(max_examples=100, deadline=None)
