@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -151,11 +151,15 @@ def _span_encoder(endpoint: Endpoint) -> tuple[_Encode, bool]:
     if endpoint.protocol == JSON:
         return _json_encoder(), True
     # Here, and in what follows, because each protocol's packages are an extra.
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import (  # noqa: PLC0415
+        encode_spans,
+    )
+
     from otel_modtrack.otlp import encoding  # noqa: PLC0415
 
     if encoding.agrees():
         return encoding.encode, True
-    return lambda spans: encoding.encode_spans(spans).SerializeToString(), False
+    return lambda spans: encode_spans(cast("Any", spans)).SerializeToString(), False
 
 
 def _json_encoder() -> _Encode:

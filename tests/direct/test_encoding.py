@@ -18,9 +18,12 @@ from otel_modtrack.otlp.encoding import agrees, encode
 from otel_modtrack.otlp.records import Place, Template, as_readable
 from tests.direct.decoded import from_json, from_request
 from tests.direct.made_up import records
-from tests.direct.roads import HAS_JSON
+from tests.direct.roads import HAS_JSON, roads
+from tests.direct.runs import RUNS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opentelemetry.sdk.trace import ReadableSpan
 
     from otel_modtrack.otlp.records import Record
@@ -122,8 +125,13 @@ def test_an_attribute_that_cannot_be_encoded() -> None:
     assert [one["key"] for one in span["span"]["attributes"]] == ["good"]
 
 
-def test_another_encoder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One that says something else of spans is noticed, and said to be in use."""
+def test_another_encoder(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that says something else of spans is noticed, said, and left all of them."""
     caplog.set_level(logging.WARNING)
 
     def other(spans: list[ReadableSpan]) -> object:
@@ -135,6 +143,9 @@ def test_another_encoder(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     agrees.cache_clear()
     try:
         assert not agrees()
+        with roads(environment, tmp_path) as made:
+            RUNS["alone"](made.provider)
+            made.check(records=False)
     finally:
         agrees.cache_clear()
     assert "does not know" in caplog.text
