@@ -163,8 +163,8 @@ class Training(Workload):
 
 
 def training() -> Workload:
-    """A GPT-2-like model of 4 blocks and its optimizer, tokens [batch, seq] = [8, 32]."""
-    model, tokens = GPT(seq=32, dim=64, depth=4), torch.randint(64, (8, 32))
+    """A GPT-2-like model of 4 blocks, d=128, with AdamW; tokens [batch, seq] = [8, 32]."""
+    model, tokens = GPT(seq=32, dim=128, depth=4), torch.randint(64, (8, 32))
 
     def loss(logits: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
