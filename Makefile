@@ -75,10 +75,11 @@ jaeger: ## Run a real Jaeger and a Collector until Ctrl-C, without Docker
 	@scripts/backends/run.sh
 
 .PHONY: bench
-bench: $(READY) ## Measure the overhead per module call, per collective and of metrics, and the page
+bench: $(READY) ## Measure the overhead per module call, collective and export, of metrics, and the page
 	@$(VENV)/bin/python benchmarks/overhead.py
 	@$(VENV)/bin/python benchmarks/collectives.py
 	@$(VENV)/bin/python benchmarks/metrics.py
+	@if command -v go >/dev/null; then $(VENV)/bin/python benchmarks/export.py; fi
 	@if command -v chromium >/dev/null; then $(VENV)/bin/python benchmarks/page.py; fi
 
 .PHONY: page

@@ -37,7 +37,9 @@ __all__ = [
     "UNSAMPLED",
     "UNTRACKED",
     "Variant",
+    "naive",
     "still_on",
+    "tracked",
     "untracked",
     "variants",
 ]
@@ -163,8 +165,9 @@ class _NaiveSpans:
         self._backward.pop(module).end()
 
 
-def _naive(telemetry: Telemetry, *, backward: bool) -> Any:
-    tracer = telemetry.exporting.get_tracer("naive")
+def naive(provider: TracerProvider, after: Callable[[], object], *, backward: bool) -> Any:
+    """Spans by hand, and what has to be done after the last of them."""
+    tracer = provider.get_tracer("naive")
 
     @contextlib.contextmanager
     def use(model: nn.Module) -> Iterator[Callable[[], object]]:
@@ -178,7 +181,7 @@ def _naive(telemetry: Telemetry, *, backward: bool) -> Any:
                 hooks.register_module_full_backward_pre_hook(spans.backward_begins),
                 hooks.register_module_full_backward_hook(spans.backward_ends),
             ]
-        yield telemetry.drain
+        yield after
         for handle in handles:
             handle.remove()
 
@@ -219,7 +222,9 @@ def still_on() -> None:
         raise RuntimeError("tracking was switched off by a fault; see the log")
 
 
-def _tracked(provider: TracerProvider, after: Callable[[], object] = _nothing) -> Any:
+def tracked(provider: TracerProvider, after: Callable[[], object] = _nothing) -> Any:
+    """Ours, and likewise."""
+
     @contextlib.contextmanager
     def use(model: nn.Module) -> Iterator[Callable[[], object]]:
         with ModTracker(model, tracer_provider=provider):
@@ -316,11 +321,16 @@ def variants(telemetry: Telemetry) -> list[Variant]:
         Variant("torch ModuleTracker", _torch_module_tracker),
         Variant("torch.profiler", _torch_profiler),
         Variant("torch.profiler, stacks", _torch_profiler_stacks),
-        Variant("naive spans, forward, OTLP", _naive(telemetry, backward=False)),
-        Variant("naive spans, both, OTLP", _naive(telemetry, backward=True)),
+        Variant(
+            "naive spans, forward, OTLP",
+            naive(telemetry.exporting, telemetry.drain, backward=False),
+        ),
+        Variant(
+            "naive spans, both, OTLP", naive(telemetry.exporting, telemetry.drain, backward=True)
+        ),
         Variant(RECORDED, _recorded(telemetry)),
-        Variant(SPANS, _tracked(telemetry.dropping)),
-        Variant("ours: spans, OTLP", _tracked(telemetry.exporting, telemetry.drain)),
+        Variant(SPANS, tracked(telemetry.dropping)),
+        Variant("ours: spans, OTLP", tracked(telemetry.exporting, telemetry.drain)),
         Variant(UNSAMPLED, _unsampled(telemetry)),
         Variant(RESTING, resting.use, resting.around),
         Variant(OFF, _off(telemetry)),

@@ -91,16 +91,9 @@ class Telemetry:
             in_time &= one.shutdown(_until(spans_end_s))
         if self._reader is not None:
             in_time &= self._reader.end(_until(end_s))
-        counts = self.spans
-        if counts.lost and not self._is_told:
+        if self.spans.lost and not self._is_told:
             self._is_told = True
-            reasons = ", ".join(f"{n:,} {why}" for why, n in counts.lost_by_reason.most_common())
-            logger.warning(
-                "%s of %s spans were lost: %s",
-                f"{counts.lost:,}",
-                f"{counts.lost + counts.delivered:,}",
-                reasons,
-            )
+            self.spans.tell_lost()
         self._say_where()
         return in_time
 

@@ -12,7 +12,7 @@ import threading
 
 from opentelemetry.sdk.trace import id_generator
 
-__all__ = ["PrivateIds", "draw", "is_stock_generator"]
+__all__ = ["PrivateIds", "draw", "draw_span_ids", "is_stock_generator"]
 
 _random = random.Random(os.urandom(16))  # noqa: S311 - ids, not secrets
 _getrandbits = _random.getrandbits
@@ -56,6 +56,15 @@ def draw(bits: int) -> int:
     while not found:
         found = _getrandbits(bits)
     return found
+
+
+def draw_span_ids(count: int) -> list[bytes]:
+    """Span ids as they go on the wire, 8 bytes each, none of them 0."""
+    size = 8 * count
+    zero = found = bytes(8)
+    while zero in found and size:
+        found = _getrandbits(8 * size).to_bytes(size, "little")
+    return [found[at : at + 8] for at in range(0, size, 8)]
 
 
 def is_stock_generator(generator: object) -> bool:

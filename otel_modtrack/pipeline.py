@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import _internal as metrics_internal
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider, sampling
+from opentelemetry.sdk.trace import TracerProvider, sampling
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
 from otel_modtrack import leaving
@@ -18,6 +18,7 @@ from otel_modtrack.invocation import as_argument, command_line
 from otel_modtrack.otlp import variables
 from otel_modtrack.otlp.delivery import Delivery, Limits
 from otel_modtrack.otlp.metrics import TEMPORALITIES, Reader, watch
+from otel_modtrack.otlp.processor import Processor
 from otel_modtrack.otlp.senders import ExporterSender, FileSender, MetricSender, SpanSender
 from otel_modtrack.otlp.settings import read_endpoint
 from otel_modtrack.resources import make_resource, renew
@@ -39,33 +40,6 @@ _SAMPLER, _RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 # The SDK's defaults lose spans of one step of a large model: 2,048 wait, and 512 go at once.
 _WAITING, _BATCH, _DELAY_MS = 65_536, 2_048, 5_000
 _OTLP = {"otlp": None, "otlp_proto_http": "http/protobuf", "otlp_proto_grpc": "grpc"}
-
-
-class Processor(SpanProcessor):
-    """Puts each span that is sampled into a delivery."""
-
-    def __init__(self, delivery: Delivery, exit_timeout_s: float) -> None:
-        self._delivery = delivery
-        self._put = delivery.put
-        self._exit_timeout_s = exit_timeout_s
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Called by the thread that ends the span."""
-        context = span.context
-        if context is None or not context.trace_flags & 1:
-            return
-        since_ns = self._delivery.since_ns
-        if since_ns and (span.start_time or 0) < since_ns:
-            return  # began before this process was forked: its parent ends it, too
-        self._put(span)
-
-    def shutdown(self) -> None:
-        """By whoever shuts the provider down."""
-        self._delivery.shutdown(self._exit_timeout_s)
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Wait until what ended before is delivered or lost."""
-        return self._delivery.flush(timeout_millis / 1e3)
 
 
 def build(telemetry: Telemetry, service_name: str | None) -> None:

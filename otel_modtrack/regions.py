@@ -140,6 +140,8 @@ class Region:
             parent region's; owned by `current`.
         token: what undoes the context set for this region; owned by `current`.
         span: the span or span context it was given; owned by `spans`.
+        own_id: its span id, 8 bytes, if it was given no more; its trace is its unit's; owned by
+            `sdk`.
         index: which call of its subject this is in the step and phase, from 0; None until known, or
             if it is the only one.
         place: which of the module calls of its phase this is in the unit, from 0; None until known.
@@ -152,6 +154,7 @@ class Region:
         "failure",
         "forward",
         "index",
+        "own_id",
         "parent",
         "phase",
         "place",
@@ -174,6 +177,7 @@ class Region:
         self.token: Any = None
         self.context: Any = None
         self.span: Any = None
+        self.own_id: bytes | None = None
         self.forward: Region | None = None
         self.failure: Failure | None = None
         self.index: int | None = None

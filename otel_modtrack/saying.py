@@ -75,9 +75,10 @@ def put_in_order(regions: list[Region]) -> dict[str, list[Subject]]:
         Phase.RECOMPUTE: [],
         Phase.BACKWARD: [],
     }
+    module = Kind.MODULE  # an enum's member is looked up by calls
     for region in regions:
         subject = region.subject
-        if subject.kind is Kind.MODULE:
+        if subject.kind is module:
             ran = order[region.phase]
             region.place = len(ran)
             ran.append(subject)
@@ -91,20 +92,20 @@ def number(regions: list[Region]) -> None:
     """
     forwards: dict[Subject, int] = {}
     recomputes: dict[Subject, int] = {}
-    repeated = False
+    repeated, first, module = False, Phase.FORWARD, Kind.MODULE
     for region in regions:
         if region.forward is None:
-            counts = forwards if region.phase == Phase.FORWARD else recomputes
+            counts = forwards if region.phase == first else recomputes
             subject = region.subject
             if subject not in counts:
                 counts[subject] = 1
-            elif subject.kind is Kind.MODULE:
+            elif subject.kind is module:
                 counts[subject] += 1
                 repeated = True
     if repeated:
         seen: dict[tuple[Subject, str], int] = {}
         for region in regions:
-            counts = forwards if region.phase == Phase.FORWARD else recomputes
+            counts = forwards if region.phase == first else recomputes
             if region.forward is None and counts[region.subject] > 1:
                 key = (region.subject, region.phase)
                 region.index = seen.get(key, 0)

@@ -1,13 +1,16 @@
-"""The fast road: finished spans, handed to the processors of the SDK's provider.
+"""The fast roads: finished spans, or records of them, for the processors of the SDK's provider.
 
-A span of the SDK's own costs 14-17 us on the user's thread; a `ReadableSpan` with shared attributes
-and parents costs 3.
+A span of the SDK's own costs 14-17 us on the user's thread, and 22-38 to encode. A `ReadableSpan`
+with shared attributes and parents costs 3. A record costs 1, and 1 to encode (`otlp.records`): our
+own processors get these, and whoever else there is gets spans.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.attributes import BoundedAttributes
@@ -17,27 +20,31 @@ from opentelemetry.sdk.trace import export, sampling
 from otel_modtrack import semconv
 from otel_modtrack.carrier import parent_in
 from otel_modtrack.comm.telling import EACH, summary_of
-from otel_modtrack.ids import PrivateIds, draw, is_stock_generator
+from otel_modtrack.ids import PrivateIds, draw, draw_span_ids, is_stock_generator
+from otel_modtrack.otlp.processor import Processor
+from otel_modtrack.otlp.records import UNSET, Place, Template
 from otel_modtrack.regions import Phase, Region, Subject, Unit
 from otel_modtrack.saying import attributes_of, exception_attributes, span_name
 from otel_modtrack.shaping import folded_attributes, folded_events
 from otel_modtrack.spans import SpanSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.context.context import Context
     from opentelemetry.util.types import AttributeValue
 
     from otel_modtrack.comm.telling import Told
+    from otel_modtrack.otlp.records import Record
     from otel_modtrack.place import Scope
 
 __all__ = ["SdkSink"]
 
+_Made = TypeVar("_Made")
+
 _INDICES_KEPT = 32  # call indices whose attributes are kept for the next step
 _KEPT = 2048  # attributes of collectives that are kept for the next step
 _NEEDED = ("sampler", "resource", "span_processor", "id_generator", "_span_limits")
-_UNSET = trace.Status(trace.StatusCode.UNSET)
 _INTERNAL = trace.SpanKind.INTERNAL
 _SAMPLED = trace.TraceFlags.SAMPLED
 _RANDOM = getattr(trace.TraceFlags, "RANDOM_TRACE_ID", 0)
@@ -45,6 +52,11 @@ _RANDOM = getattr(trace.TraceFlags, "RANDOM_TRACE_ID", 0)
 _IDLE = (sdk_trace.SpanProcessor, export.SimpleSpanProcessor, export.BatchSpanProcessor)
 _IDLE_STARTS = {kind.on_start for kind in _IDLE}
 _IDLE_ENDINGS = {getattr(kind, "_on_ending", None) for kind in _IDLE}
+# Processors that leave a span as it is for those behind them.
+_HARMLESS = {kind.on_end for kind in (*_IDLE, Processor)}
+_OnEnd = Callable[[sdk_trace.ReadableSpan], None]
+_Places = dict[tuple[int, bool], Place]  # by trace, and whether the parent is in another process
+_NONE: tuple[sdk_trace.Event, ...] = ()
 
 
 class SdkSink(SpanSink):
@@ -66,9 +78,11 @@ class SdkSink(SpanSink):
         self._scope_info = getattr(tracer, "_instrumentation_scope", None)
         self._limits = tracer._span_limits  # noqa: SLF001 - probed in `fits`
         self.most_events = self._limits.max_events
-        self._told: dict[object, BoundedAttributes] = {}
+        self._told: dict[object, Any] = {}
         self._processors: object = None
         self._passive = False
+        self._direct: list[Processor] = []  # that take records
+        self._others: list[_OnEnd] = []  # of all other processors
         self._by_trace = _decides_by_trace(tracer.sampler)
 
     @staticmethod
@@ -110,12 +124,13 @@ class SdkSink(SpanSink):
         """Whether no processor wants to see spans start."""
         processors = getattr(self.tracer.span_processor, "_span_processors", None)
         if processors is not self._processors or processors is None:
-            self._processors = processors
             self._passive = processors is not None and all(
                 type(one).on_start in _IDLE_STARTS
                 and getattr(type(one), "_on_ending", None) in _IDLE_ENDINGS
                 for one in processors
             )
+            self._direct, self._others = _roads(self.tracer, processors or ())
+            self._processors = processors  # last: a signal's exception may come in between
         return self._passive
 
     # -- ids -------------------------------------------------------------------------------------
@@ -126,28 +141,32 @@ class SdkSink(SpanSink):
         if known is None:
             pending = [region]  # a loop: a recursion might meet the user's recursion limit
             while (
-                (above := pending[-1].parent) is not None
+                pending[-1].own_id is None
+                and (above := pending[-1].parent) is not None
                 and above.span is None
                 and pending[-1].context is None
             ):
                 pending.append(above)
             while pending:
                 one = pending.pop()
-                known = self._give_ids(one, self._above(one))
+                known = self._give_ids(one, self._above(one) if one.own_id is None else None)
         elif not isinstance(known, trace.SpanContext):
             return known.get_span_context()  # type: ignore[no-any-return]
         return known  # type: ignore[no-any-return]
 
     def _give_ids(self, region: Region, above: trace.SpanContext | None) -> trace.SpanContext:
         scope: Scope = region.unit.scope  # type: ignore[assignment]
-        if above is not None:
-            trace_id = above.trace_id
-        else:
-            if not scope.trace_id:
-                scope.trace_id = self.ids.generate_trace_id()
-            trace_id = scope.trace_id
-        region.span = found = _span_context(trace_id, self._span_id(), scope.flags, scope.state)
+        trace_id = above.trace_id if above is not None else self._trace_id_of(scope)
+        own_id = region.own_id
+        span_id = self._span_id() if own_id is None else int.from_bytes(own_id, "big")
+        region.span = found = _span_context(trace_id, span_id, scope.flags, scope.state)
         return found
+
+    def _trace_id_of(self, scope: Scope) -> int:
+        """The trace that a unit is in, begun now if it is in none."""
+        if not scope.trace_id:
+            scope.trace_id = self.ids.generate_trace_id()
+        return scope.trace_id
 
     def _above(self, region: Region) -> trace.SpanContext | None:
         """The parent's span context; None for the root of a trace."""
@@ -188,29 +207,160 @@ class SdkSink(SpanSink):
         if not (self._by_trace and self._is_passive()):
             super().write_all(regions)
             return
-        on_end = self.tracer.span_processor.on_end
+        if not self._direct or not regions:
+            self._hand_on(regions)
+            return
+        left = [one for one in regions if not _is_real(one.span)] if self._others else []
+        records = self._records(regions)
+        for processor in self._direct:
+            processor.put_records(records)
+        self._hand_on(left)
+
+    def _hand_on(self, regions: list[Region]) -> None:
+        """Spans, for all processors that take no records."""
         for region in regions:
-            known = region.span
             try:
-                if known is None or isinstance(known, trace.SpanContext):
-                    on_end(self._readable(region))
-                else:
-                    self.finish(region, known)
+                if _is_real(region.span):
+                    self.finish(region, region.span)
+                    continue
+                span = self._readable(region)
+                for on_end in self._others:
+                    on_end(span)
             except Exception as error:  # noqa: BLE001 - a processor or exporter of the user's
                 self.lost(error)
 
     def _readable(self, region: Region) -> sdk_trace.ReadableSpan:
-        unit, forward, failure = region.unit, region.forward, region.failure
+        unit, forward = region.unit, region.forward
         above = self._above(region)
         context = region.span
         if context is None:
             context = self._give_ids(region, above)
-        name, attributes, _, _ = self._static(region)
-        status: trace.Status = _UNSET
+        template, events = self._says(region)
+        return sdk_trace.ReadableSpan(
+            template.name,
+            context,
+            above,
+            self.tracer.resource,
+            template.attributes,
+            events,
+            () if forward is None else (trace.Link(self.span_context(forward)),),
+            _INTERNAL,
+            None,
+            template.status,
+            unit.base_ns + region.start_ns,
+            unit.base_ns + region.end_ns,
+            self._scope_info,
+        )
+
+    def _records(self, regions: list[Region]) -> list[Record]:  # noqa: C901, PLR0912 - a call costs as much as what it does
+        """A record of each region that has no span; the spans of the others are finished.
+
+        Most regions are in the trace of their unit, below another of it, and nobody has asked for
+        their ids. For these everything is there: `_look_up` is for the others.
+        """
+        unit = regions[0].unit
+        scope: Any = unit.scope
+        trace_id, base_ns, root = self._trace_id_of(scope), unit.base_ns, scope.parent
+        is_sampled = scope.flags & 1
+        is_plain = unit.told is None and unit.folded is None and not unit.outlier
+        is_plain = is_plain and scope.extra is None
+        places: _Places = {}
+        outer = inner = self._place(places, scope, trace_id)
+        root_id = b""
+        if root is not None:
+            outer = self._place(places, scope, root.trace_id, remote=root.is_remote)
+            root_id = root.span_id.to_bytes(8, "big")
+        records: list[Record] = []
+        for region, drawn in zip(regions, self._draw(len(regions))):  # noqa: B905 - equal
+            try:
+                parent, place = region.parent, inner
+                own_id, above_id = drawn, None
+                if region.span is None and region.context is None and drawn:
+                    if parent is None:
+                        place, above_id = outer, root_id
+                    elif parent.unit is unit:
+                        above_id = parent.own_id
+                if above_id is not None:
+                    region.own_id = drawn
+                elif _is_real(region.span):
+                    self.finish(region, region.span)
+                    continue
+                else:
+                    place, own_id, above_id = self._look_up(region, places, drawn)
+                if not is_sampled:
+                    continue
+                forward, link = region.forward, None
+                if forward is not None:
+                    link = forward.own_id
+                    if link is None or forward.unit is not unit or place.trace_id != trace_id:
+                        link = self._link(forward, place.trace_id)
+                if is_plain and region.failure is None:
+                    template, events = self._static(region), _NONE
+                else:
+                    template, events = self._says(region)
+                start_ns, end_ns = base_ns + region.start_ns, base_ns + region.end_ns
+                records.append((place, template, own_id, above_id, start_ns, end_ns, link, events))
+            except Exception as error:  # noqa: BLE001 - a processor or exporter of the user's
+                self.lost(error)
+        return records
+
+    def _draw(self, count: int) -> Iterable[bytes]:
+        if type(self.ids) is PrivateIds:
+            return draw_span_ids(count)
+        return itertools.repeat(b"", count)  # one after the other, by its own generator
+
+    def _place(
+        self, places: _Places, scope: Scope, trace_id: int, *, remote: bool = False
+    ) -> Place:
+        found = places.get((trace_id, remote))
+        if found is None:
+            resource, info = self.tracer.resource, self._scope_info
+            found = Place(trace_id, scope.flags, scope.state, resource, info, remote=remote)
+            places[trace_id, remote] = found
+        return found
+
+    def _look_up(self, region: Region, places: _Places, drawn: bytes) -> tuple[Place, bytes, bytes]:
+        """Where a region is, its id and its parent's, whatever they are.
+
+        Args:
+            region: without a span of its own.
+            places: of its unit, so far.
+            drawn: the id that it gets if it has none; b"" to ask for one.
+        """
+        scope: Any = region.unit.scope
+        above = self._above(region)
+        if region.span is None and drawn:
+            region.own_id = drawn
+        context = region.span or self._give_ids(region, above)
+        own_id = context.span_id.to_bytes(8, "big")
+        # What is below it takes the id from here, if that is in the unit's trace.
+        region.own_id = own_id if context.trace_id == scope.trace_id else None
+        if above is None:
+            return self._place(places, scope, context.trace_id), own_id, b""
+        place = self._place(places, scope, context.trace_id, remote=above.is_remote)
+        return place, own_id, above.span_id.to_bytes(8, "big")
+
+    def _link(self, forward: Region, trace_id: int) -> bytes:
+        """A record's link; see `records`."""
+        scope: Any = forward.unit.scope
+        if forward.own_id is not None and scope.trace_id == trace_id:
+            return forward.own_id
+        context = self.span_context(forward)
+        span_id = context.span_id.to_bytes(8, "big")
+        if context.trace_id == trace_id:
+            return span_id
+        return context.trace_id.to_bytes(16, "big") + span_id
+
+    def _says(self, region: Region) -> tuple[Template, tuple[sdk_trace.Event, ...]]:
+        """All that a region's span says, if not all of it is said by others of its kind."""
+        unit, failure = region.unit, region.failure
+        template = self._static(region)
+        attributes: Any = template.attributes
         events: tuple[sdk_trace.Event, ...] = ()
         told = unit.told.get(region) if unit.told is not None else None
         if told is not None:
-            attributes = self._with_sums(region, told, attributes)
+            template = self._with_sums(region, told, template)
+            attributes = template.attributes
         if unit.folded is not None and (count := folded_attributes(unit, region)):
             attributes = self._bounded({**attributes, **count})
             events = self._folded(region)
@@ -218,29 +368,17 @@ class SdkSink(SpanSink):
             events += self._collectives(unit, told, spare=(failure is not None) + len(events))
         if unit.outlier and region is unit.opener:
             attributes = self._bounded({**attributes, semconv.STEP_OUTLIER: True})
+        status = UNSET
         if failure is not None:
             attributes = self._bounded({**attributes, semconv.ERROR_TYPE: failure.type})
             status = trace.Status(trace.StatusCode.ERROR, failure.message)
             events = (*events, self._exception(region))
         scope: Any = unit.scope
-        if scope.extra is not None and region.parent is None:  # the sampler's, for the first
+        if scope.extra is not None and region is unit.opener:  # the sampler's, for the first
             attributes = self._bounded({**attributes, **scope.extra})
-            scope.extra = None
-        return sdk_trace.ReadableSpan(
-            name,
-            context,
-            above,
-            self.tracer.resource,
-            attributes,
-            events,
-            () if forward is None else (trace.Link(self.span_context(forward)),),
-            _INTERNAL,
-            None,
-            status,
-            unit.base_ns + region.start_ns,
-            unit.base_ns + region.end_ns,
-            self._scope_info,
-        )
+        if attributes is not template.attributes:
+            template = Template(template.name, attributes, status)
+        return template, events
 
     def _folded(self, region: Region) -> tuple[sdk_trace.Event, ...]:
         unit = region.unit
@@ -263,7 +401,8 @@ class SdkSink(SpanSink):
             count = len(told.launched)
             attributes = self._told.get((alike, count))
             if attributes is None:
-                attributes = self._keep((alike, count), summary_of(alike, count).attributes(), True)
+                told_attributes = summary_of(alike, count).attributes()
+                attributes = self._keep((alike, count), self._bounded(told_attributes, event=True))
             return (sdk_trace.Event(name, attributes, unit.base_ns + told.launched[0].at_ns),)
         return tuple(
             [
@@ -276,24 +415,21 @@ class SdkSink(SpanSink):
             ]
         )
 
-    def _with_sums(
-        self, region: Region, told: Told, attributes: BoundedAttributes
-    ) -> BoundedAttributes:
-        """The region's attributes and its sums; made once, for steps launch the same again."""
+    def _with_sums(self, region: Region, told: Told, static: Template) -> Template:
+        """What the region says with its sums; made once, for steps launch the same again."""
         key = (region.subject, region.phase, region.index, region.place, told.count, told.size)
-        found = self._told.get(key)
+        found: Template | None = self._told.get(key)
         if found is None:
-            found = self._keep(key, {**attributes, **told.attributes()}, False)
+            attributes = self._bounded({**static.attributes, **told.attributes()})
+            found = self._keep(key, Template(static.name, attributes))
         return found
 
-    def _keep(
-        self, key: object, attributes: Mapping[str, AttributeValue], event: bool
-    ) -> BoundedAttributes:
+    def _keep(self, key: object, made: _Made) -> _Made:
         kept = self._told
         if len(kept) >= _KEPT:
             kept.clear()
-        found = kept[key] = self._bounded(attributes, event=event)
-        return found
+        kept[key] = made
+        return made
 
     def _exception(self, region: Region) -> sdk_trace.Event:
         failure: Any = region.failure
@@ -303,7 +439,7 @@ class SdkSink(SpanSink):
             region.unit.wall_ns(failure.at_ns),
         )
 
-    def _static(self, region: Region) -> tuple[str, BoundedAttributes, int | None, SdkSink]:
+    def _static(self, region: Region) -> Template:
         """Name and attributes, made once and shared by all regions that have the same.
 
         Kept are those of the place that the call had last: in most programs it has it each step.
@@ -311,16 +447,17 @@ class SdkSink(SpanSink):
         subject, phase, index, place = region.subject, region.phase, region.index, region.place
         key = phase if index is None else (phase, index)
         found = subject.cache.get(key)
-        if found is None or found[2] != place or found[3] is not self:
+        if found is None or found[1] != place or found[2] is not self:
             attributes = attributes_of(subject, phase)
             if index is not None:
                 attributes[semconv.MODULE_CALL_INDEX] = index
             if place is not None:
                 attributes[semconv.ORDER_INDEX] = place
-            found = (span_name(subject, phase), self._bounded(attributes), place, self)
+            made = Template(span_name(subject, phase), self._bounded(attributes))
+            found = (made, place, self)
             if index is None or index < _INDICES_KEPT:
                 subject.cache[key] = found
-        return found
+        return found[0]
 
     def _bounded(
         self, attributes: Mapping[str, AttributeValue], *, event: bool = False
@@ -332,6 +469,11 @@ class SdkSink(SpanSink):
             immutable=True,
             max_value_len=limits.max_span_attribute_length,
         )
+
+
+def _is_real(known: Any) -> bool:
+    """Whether what a region was given is a span that was started, not ids alone."""
+    return known is not None and not isinstance(known, trace.SpanContext)
 
 
 def _span_context(
@@ -360,3 +502,28 @@ def _decides_by_trace(sampler: sampling.Sampler) -> bool:
     if type(sampler) is sampling.ParentBased:
         return True
     return type(sampler) in (sampling.StaticSampler, sampling.TraceIdRatioBased)
+
+
+def _roads(
+    tracer: sdk_trace.Tracer, processors: Sequence[Any]
+) -> tuple[list[Processor], list[_OnEnd]]:
+    """The processors that get records, and what all others are given spans by.
+
+    One of ours that stands behind a processor nobody knows gets spans: that may change them.
+    """
+    direct: list[Processor] = []
+    others: list[_OnEnd] = []
+    is_known = (
+        type(tracer) is sdk_trace.Tracer
+        and type(tracer.span_processor) is sdk_trace.SynchronousMultiSpanProcessor
+    )
+    if not is_known:
+        return direct, [tracer.span_processor.on_end]
+    for one in processors:
+        on_end = getattr(one.on_end, "__func__", None)
+        if is_known and on_end is Processor.on_end and one.takes_records:
+            direct.append(one)
+        else:
+            others.append(one.on_end)
+            is_known = is_known and on_end in _HARMLESS
+    return direct, others

@@ -285,3 +285,69 @@ def test_metrics_table_has_a_line_for_each_variant(metrics: tuple[str, dict[str,
             assert line.endswith("1.00: met") == (limit is not None and us <= limit)
             assert ("1.00: missed by" in line) == (limit is not None and us > limit)
     assert str(ROOT) not in printed + json.dumps(report)
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What a quick run of `export.py` printed and wrote, where there is a Collector."""
+    build = ROOT / "scripts" / "backends" / "build.sh"
+    built = subprocess.run([build], capture_output=True, text=True, check=False)  # noqa: S603 - ours
+    if built.returncode in (3, 4):  # Go is missing, a download failed
+        pytest.skip(built.stderr.strip())
+    out = tmp_path_factory.mktemp("results") / "new folder" / "export.json"
+    options = ("--quick", "--rounds", "1", "--spans", "2000", "--json", str(out))
+    done = run(*options, script="export.py")
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(out.read_text())
+
+
+def test_export_json_has_every_road_of_every_model(export: tuple[str, dict[str, Any]]) -> None:
+    """Each row has what was delivered, what it cost and what that is of the naive spans' cost."""
+    _, report = export
+    assert [one["workload"] for one in report["results"]] == [*WORKLOADS, "training"]
+    for result in report["results"]:
+        names = [row["variant"] for row in result["variants"]]
+        assert names == [
+            "untracked",
+            "naive spans in hooks",
+            "ours, as spans of the SDK",
+            "ours, straight to OTLP",
+        ]
+        _, naive, sdk, direct = result["variants"]
+        assert naive["of_naive"] == 1
+        assert naive["spans_per_step"] > 50
+        assert direct["spans_per_step"] == sdk["spans_per_step"] > 50
+        for row in result["variants"]:
+            assert row["us_per_span"]["q1"] <= row["us_per_span"]["median"]
+    assert report["settings"]["clock"] == "cpu"
+
+
+def test_export_loses_nothing(export: tuple[str, dict[str, Any]]) -> None:
+    """The long run: what was made is what the Collector counts."""
+    _, report = export
+    long_run = report["long_run"]
+    assert long_run["lost"] == 0
+    assert long_run["taken"] == long_run["delivered"] >= 2000
+
+
+def test_export_table_and_targets(export: tuple[str, dict[str, Any]]) -> None:
+    """What is printed is what was written, and names nothing of the machine."""
+    printed, report = export
+    lines = printed.splitlines()
+    assert all(f"  {verdict}" in lines for verdict in report["verdicts"])
+    assert len(report["verdicts"]) == len(report["results"])
+    for result in report["results"]:
+        direct = result["variants"][-1]
+        assert any(
+            line.startswith(f"  {direct['variant']} ") and f" {direct['of_naive']:.3f} " in line
+            for line in lines
+        )
+    assert str(ROOT) not in printed + json.dumps(report)
+
+
+def test_export_tells_its_options() -> None:
+    """`--help` names what is measured and what may be chosen."""
+    told = run("--help", script="export.py")
+    assert told.returncode == 0
+    assert "--spans" in told.stdout
+    assert "real Collector" in told.stdout

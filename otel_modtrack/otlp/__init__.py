@@ -2,6 +2,24 @@
 
 Why not the SDK's `BatchSpanProcessor` and the stock exporters: they drop without a count that can
 be read, do not split what is refused as too large, have no deadline for the exit, and write the
-server's words, which may quote a token, into the log. What they encode is encoded by their
-own library here, too.
+server's words, which may quote a token, into the log. Spans that somebody made are encoded by
+OpenTelemetry's own library here, too; those that nobody asked for are never made (`encoding`).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from otel_modtrack.otlp.processor import OtlpSpanProcessor
+
+__all__ = ["OtlpSpanProcessor"]
+
+
+def __getattr__(name: str) -> Any:
+    """`OtlpSpanProcessor`, imported when it is asked for: the SDK is optional."""
+    if name == "OtlpSpanProcessor":
+        from otel_modtrack.otlp.processor import OtlpSpanProcessor  # noqa: PLC0415
+
+        return OtlpSpanProcessor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

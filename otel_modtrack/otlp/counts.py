@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Any
 
 __all__ = ["Counts"]
+
+logger = logging.getLogger("otel_modtrack")
 
 
 class Counts:
@@ -32,6 +35,17 @@ class Counts:
         """How many spans wait, or are under way."""
         found: int = self._waiting()
         return found
+
+    def tell_lost(self) -> None:
+        """Say in one line of the log what was lost, if anything was."""
+        if self.lost:
+            reasons = ", ".join(f"{n:,} {why}" for why, n in self.lost_by_reason.most_common())
+            logger.warning(
+                "%s of %s spans were lost: %s",
+                f"{self.lost:,}",
+                f"{self.lost + self.delivered:,}",
+                reasons,
+            )
 
     def __repr__(self) -> str:
         lost = "".join(f", {why}: {n}" for why, n in self.lost_by_reason.items())

@@ -1,7 +1,7 @@
 """A bounded queue, a thread that sends what is in it, and the count of what became of everything.
 
-`put` is called by the thread that trains, for every span: an append and three comparisons. It takes
-no lock on its usual way, and those that are there may be taken again by the same thread: a signal
+`put` and `put_all` are called by the thread that trains: an append and three comparisons. They take
+no lock on their usual way, and those that are there may be taken again by the same thread: a signal
 handler that interrupts anything here may wait for the queue.
 """
 
@@ -45,10 +45,12 @@ class Sender(Protocol):
     Attributes:
         shown: where it goes, fit to be printed.
         mend: what may help where it is refused, as the end of a sentence, or "".
+        takes_records: whether a batch may have records in it beside spans; see `records`.
     """
 
     shown: str
     mend: str
+    takes_records: bool
 
     def prepare(self, batch: Sequence[Any]) -> Any:
         """Encode a batch; may raise."""
@@ -90,6 +92,7 @@ class Delivery:
 
     Attributes:
         counts: what became of everything.
+        takes_records: as the sender does.
         since_ns: when this process was forked, nanoseconds since the epoch; 0 if it was not.
     """
 
@@ -102,6 +105,7 @@ class Delivery:
         on_start: Callable[[], None] | None = None,
     ) -> None:
         self.counts = Counts()
+        self.takes_records = getattr(sender, "takes_records", False)
         self._sender = sender
         self._limits = limits
         self._what = what
@@ -155,6 +159,25 @@ class Delivery:
                 self.counts.lost_by_reason[reason] += 1
             return
         waiting.append(item)
+        if self._thread is None:
+            self.start()
+        if len(waiting) >= self._limits.batch and not self._woken:
+            self._woken = True
+            self._wake.put(None)
+
+    def put_all(self, items: Sequence[Any]) -> None:
+        """Have several sent, as `put` does with one; the last ones are lost if there is no room."""
+        waiting = self._queue
+        room = self._limits.waiting - len(waiting)
+        if self._closed or len(items) > room:
+            kept = 0 if self._closed else max(room, 0)
+            with self._lock:
+                reason = _TOO_LATE if self._closed else "queue full"
+                self.counts.lost_by_reason[reason] += len(items) - kept
+            items = items[:kept]
+            if not items:
+                return
+        waiting.extend(items)  # of a list: not interrupted, as an append is not
         if self._thread is None:
             self.start()
         if len(waiting) >= self._limits.batch and not self._woken:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
 
+    from otel_modtrack.otlp.records import Record
     from otel_modtrack.otlp.settings import Endpoint
+
+    _Encode = Callable[[Sequence[Record | ReadableSpan]], bytes]
 
 __all__ = ["ExporterSender", "FileSender", "MetricSender", "SpanSender", "encode_metrics"]
 
@@ -28,6 +31,7 @@ class _OtlpSender:
     """What is common to both: a transport, opened at the first request."""
 
     mend = ""
+    takes_records = False
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.shown = endpoint.shown
@@ -48,13 +52,13 @@ class _OtlpSender:
 
 
 class SpanSender(_OtlpSender):
-    """Spans, encoded by OpenTelemetry's own encoders."""
+    """Spans, encoded by OpenTelemetry's own encoders; records, by ours."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self._encode = _span_encoder(endpoint)
+        self._encode, self.takes_records = _span_encoder(endpoint)
 
-    def prepare(self, batch: Sequence[ReadableSpan]) -> bytes:
+    def prepare(self, batch: Sequence[Record | ReadableSpan]) -> bytes:
         """See `delivery.Sender`."""
         return self._encode(batch)
 
@@ -81,13 +85,14 @@ class FileSender:
     """
 
     mend = ""
+    takes_records = True
 
     def __init__(self, path: str) -> None:
         self.shown = path
         self._encode = _json_encoder()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 
-    def prepare(self, batch: Sequence[ReadableSpan]) -> bytes:
+    def prepare(self, batch: Sequence[Record | ReadableSpan]) -> bytes:
         """See `delivery.Sender`."""
         return self._encode(batch) + b"\n"
 
@@ -114,6 +119,7 @@ class ExporterSender:
     """Spans by an exporter of OpenTelemetry's: to the terminal, to a file, by other protocols."""
 
     mend = ""
+    takes_records = False  # exporters are given spans
 
     def __init__(self, exporter: SpanExporter, shown: str) -> None:
         self.shown = shown
@@ -140,22 +146,26 @@ class ExporterSender:
         self._exporter.shutdown()
 
 
-def _span_encoder(endpoint: Endpoint) -> Callable[[Sequence[ReadableSpan]], bytes]:
+def _span_encoder(endpoint: Endpoint) -> tuple[_Encode, bool]:
+    """What encodes spans, and whether it takes records as well."""
     if endpoint.protocol == JSON:
-        return _json_encoder()
+        return _json_encoder(), True
+    # Here, and in what follows, because each protocol's packages are an extra.
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import (  # noqa: PLC0415
         encode_spans,
     )
 
-    return lambda spans: encode_spans(spans).SerializeToString()
+    from otel_modtrack.otlp import encoding  # noqa: PLC0415
+
+    if encoding.agrees():
+        return encoding.encode, True
+    return lambda spans: encode_spans(cast("Any", spans)).SerializeToString(), False
 
 
-def _json_encoder() -> Callable[[Sequence[ReadableSpan]], bytes]:
-    from opentelemetry.exporter.otlp.json.common.trace_encoder import (  # noqa: PLC0415
-        encode_spans,
-    )
+def _json_encoder() -> _Encode:
+    from otel_modtrack.otlp.encoding_json import encode_json  # noqa: PLC0415
 
-    return lambda spans: _as_json(encode_spans(spans))
+    return encode_json
 
 
 def encode_metrics(endpoint: Endpoint, metrics: Any) -> bytes:

@@ -77,12 +77,13 @@ class Endpoint:
         return f"<Endpoint {self.signal} {self.protocol} {self.shown}>"
 
 
-def read_endpoint(signal: str, protocol: str | None = None) -> Endpoint:
+def read_endpoint(signal: str, protocol: str | None = None, address: str | None = None) -> Endpoint:
     """The endpoint that the environment names for a signal, or the default one.
 
     Args:
         signal: one of `SIGNALS`.
         protocol: to use whatever the environment says.
+        address: likewise, as a signal's own variable would have it.
 
     Raises:
         ConfigurationError: if a variable cannot be used.
@@ -94,10 +95,16 @@ def read_endpoint(signal: str, protocol: str | None = None) -> Endpoint:
             f"OTEL_EXPORTER_OTLP_{setting}",
         )
 
+    if protocol is not None and protocol not in _NEEDED:
+        raise ConfigurationError(
+            f"protocol={variables.shown(protocol)!r} is not supported; use {', '.join(_NEEDED)}"
+        )
     protocol = protocol or variables.choice(tuple(_NEEDED), *names("PROTOCOL")) or HTTP
     _check_installed(protocol, variables.text(*names("PROTOCOL"))[1])
     url, variable = variables.text(*names("ENDPOINT"))
     is_own = variable == names("ENDPOINT")[0] and bool(url)
+    if address is not None:
+        url, variable, is_own = address.strip(), "endpoint", True
     parts = _split(url or _DEFAULT[protocol], variable, protocol)
     shown = _shown(parts)
     if protocol == GRPC:
