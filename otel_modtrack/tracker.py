@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
-    from otel_modtrack.order.across import Report
     from otel_modtrack.order.execution import ExecutionOrder
+    from otel_modtrack.order.positions import Report
     from otel_modtrack.order.watch import OrderWatch
 
 __all__ = ["ModTracker", "Step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -44,6 +45,8 @@ class Interception:
         self._undo: list[Callable[[], None]] = []
         self._kernels: dict[str, tuple[KernelWay, FunctionalKernels]] = {}
         self._probed: dict[str, str] = {}
+        # A group that outlives the interpreter must not have hooks written in Python.
+        atexit.register(self.remove)
 
     def install(self, *, each: bool) -> None:
         """See collectives from now on; again: changes whether each is told by itself.

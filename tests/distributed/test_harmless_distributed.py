@@ -515,6 +515,31 @@ def test_a_torch_without_distributed() -> None:
     """) == ("summed 0 0 {} {}\neach 0 0 {} {}\noff 0 0 {} {}\nFalse False False\n")
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tracker_that_is_never_left(way: str) -> None:
+    """The interpreter ends with the tracker on and the group alive: no crash, nothing said."""
+    program = f"""
+        import torch, torch.distributed as dist
+        from otel_modtrack import ModTracker
+        from otel_modtrack.comm import intercept
+
+        intercept.forced_way = {way!r}
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        tracker = ModTracker(torch.nn.Linear(2, 2))
+        tracker.__enter__()
+        dist.all_reduce(torch.ones(1))
+        print(tracker.collectives.total)
+    """
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1")
+    assert done.stderr == ""
+
+
 def test_a_torch_without_the_package() -> None:
     """The same where even its C++ part is missing, as in torch built without it."""
     assert outcome("""

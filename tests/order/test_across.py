@@ -23,16 +23,11 @@ from torch import nn
 from otel_modtrack import ModTracker
 from otel_modtrack.core import CORE
 from otel_modtrack.order import Call, Order, watch
-from otel_modtrack.order.across import (
-    Launched,
-    Moment,
-    Position,
-    Report,
-    Work,
-    compare_ranks,
-    judge,
-)
-from otel_modtrack.order.watch import OrderWatch, _unfolded
+from otel_modtrack.order.across import compare_ranks
+from otel_modtrack.order.judging import judge
+from otel_modtrack.order.positions import Launched, Moment, Position, Report, Work
+from otel_modtrack.order.view import _unfolded
+from otel_modtrack.order.watch import OrderWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -413,7 +408,7 @@ def test_a_store_that_does_not_answer(
 
     group, model, waited = Group(), nn.Linear(2, 2), threading.Event()
     monkeypatch.setattr(watch, "_default_group", lambda: group)
-    monkeypatch.setattr(watch, "_Talk", Talk)
+    monkeypatch.setattr(watch, "Talk", Talk)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     with ModTracker(model), OrderWatch(after=0.05) as watched:
         handle = model.register_forward_hook(lambda *_: waited.wait(0.4) and None)
