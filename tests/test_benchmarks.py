@@ -350,4 +350,4 @@ def test_export_tells_its_options() -> None:
     told = run("--help", script="export.py")
     assert told.returncode == 0
     assert "--spans" in told.stdout
-    assert "real Collector" in told.stdout
+    assert "exporting every span" in told.stdout
