@@ -16,11 +16,13 @@ class _Firing(threading.local):
         here: whether a hook or kernel of ours is on the stack, and has failed.
         probing: whether hook or kernel are being tried out: then a fault is only noted.
         met: what was noted.
+        unseen: what is launched is ours, and taken down nowhere.
     """
 
     here = False
     probing = False
     met: Exception | None = None
+    unseen = False
 
 
 FIRING = _Firing()

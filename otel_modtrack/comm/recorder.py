@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_modtrack import calls, where
+from otel_modtrack.comm.faults import FIRING
 from otel_modtrack.comm.groups import Groups
 from otel_modtrack.comm.kernels import FUNCTIONAL
 from otel_modtrack.comm.operators import NOTHING, look, measure, shapes_of
@@ -67,6 +68,8 @@ class Recorder:
         self, operator: Operator, group: Group, inputs: Any, outputs: Any, asynchronous: bool
     ) -> None:
         """A collective is about to be launched on this thread."""
+        if FIRING.unseen:
+            return
         seen = look(inputs, outputs) if operator.paid else None
         if operator.paired:
             asynchronous = not is_called_from("send", "recv")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otel_modtrack.activation import ACTIVATION
+from otel_modtrack.comm.faults import FIRING
 from otel_modtrack.order.difference import Difference, first_difference
 from otel_modtrack.order.model import Order
 
@@ -58,13 +56,16 @@ def compare_ranks(order: Order, group: ProcessGroup | None = None) -> Difference
     if size == 1:
         return None
     told = order.as_dict()
-    with _UNSEEN:
+    FIRING.unseen = True
+    try:
         digests: list[Any] = [None] * size
         dist.all_gather_object(digests, _digest_of_all(told), group)
         if len(set(digests)) == 1:
             return None
         found: list[Any] = [None] * size
         dist.all_gather_object(found, told, group)
+    finally:
+        FIRING.unseen = False
     orders = [Order.from_dict(one) for one in found]
     for one, rank in zip(orders, dist.get_process_group_ranks(group), strict=True):
         one.name = f"rank {rank}"
@@ -75,37 +76,3 @@ def _digest_of_all(told: Mapping[str, Any]) -> bytes:
     """Equal for orders that differ in name, step and rank alone."""
     same = {key: value for key, value in told.items() if key not in ("name", "step", "rank")}
     return hashlib.sha256(json.dumps(same).encode()).digest()
-
-
-class _Unseen:
-    """A block in which what this thread launches is taken down nowhere."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._threads: list[int] = []
-        self._recorder: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            interception: Any = ACTIVATION._interception  # noqa: SLF001
-            if not self._threads and interception is not None:
-                self._recorder = recorder = interception._recorder  # noqa: SLF001
-                seen, threads = recorder.seen, self._threads
-
-                def seen_elsewhere(*args: Any) -> None:
-                    if threading.get_ident() not in threads:
-                        seen(*args)
-
-                recorder.seen = seen_elsewhere
-            self._threads.append(threading.get_ident())
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            with contextlib.suppress(ValueError):
-                self._threads.remove(threading.get_ident())
-            if not self._threads and self._recorder is not None:
-                del self._recorder.seen  # the class's own is back
-                self._recorder = None
-
-
-_UNSEEN = _Unseen()
