@@ -203,7 +203,7 @@ class Activation:
             control = sink.control
             if control is None or control.records_outside():
                 return
-            if sink.meter is not None or CORE.recorders or entry.sees_all():
+            if sink.meter is not None or CORE.sees_all or entry.sees_all():
                 return
             for state in list(CORE.states):
                 progress = state.progress

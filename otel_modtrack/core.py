@@ -225,6 +225,7 @@ class Core:
         stretches: all that still live, oldest first.
         ledgers: of the trackers that count collectives.
         recorders: of execution orders, under way.
+        watches: how many blocks of `watch_order` are entered.
         unexplained: what finds out, once a backward is over, why collectives were launched in it.
         inherited_task: in a process that was forked in a backward, the graph task that its parent
             was in and that it seems to be in for ever; else -1.
@@ -242,6 +243,7 @@ class Core:
         self.stretches: list[weakref.ref[Stretch]] = []
         self.ledgers: tuple[Ledger, ...] = ()
         self.recorders: tuple[Recorder, ...] = ()
+        self.watches = 0
         self.inherited_task = -1
         self.groups_seen = False
         self.unexplained: list[Callable[[], None]] = []
@@ -317,6 +319,11 @@ class Core:
         if self.steps is not None:
             self.steps.settle(state)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether someone wants every module call to be seen, whatever is recorded."""
+        return bool(self.recorders or self.watches)
+
     def explain(self) -> None:
         """A backward is over: what could not be asked meanwhile is found out."""
         while self.unexplained:
@@ -357,7 +364,7 @@ class Core:
             self.sink = Sink()
             self.steps = None
             self.switch_off()
-        self.recorders = ()
+        self.recorders, self.watches = (), 0
         self.forget()
         for state in list(self.states):
             state.reset()

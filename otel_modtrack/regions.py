@@ -212,6 +212,7 @@ class Unit:
         opener: the outermost region that opened it and exports it; None where a step does.
         scope: opaque, owned by the sink: parent and sampling of its outermost regions.
         told: opaque, owned by the sink: what its spans say of collectives.
+        step: number of the training step that it is; None if it is none.
         order: the modules that were called, by phase and in order; None until it is over.
         folded: the regions that have no spans of their own; None if all have.
         alone: whether only its step, or its opener, is to have a span.
@@ -232,6 +233,7 @@ class Unit:
         "regions",
         "scope",
         "sink",
+        "step",
         "told",
     )
 
@@ -245,6 +247,7 @@ class Unit:
         self.bodies: list[Region] = []
         self.collectives: list[Collective] = []
         self.told: Any = None
+        self.step: int | None = None
         self.order: dict[str, list[Subject]] | None = None
         self.folded: Folded | None = None
         self.alone = False

@@ -75,14 +75,15 @@ class OpenStep:
         """
         sink = self._sink
         if self.want is Want.LEAVE:
-            self.unit = sink.measure()
+            self._measure()
             self.begun_ns = begun_ns or calls.clock()
             return
         unit = Unit(sink)
+        unit.step = self._number
         self.begun_ns = begun_ns = begun_ns or calls.clock()
         context = carrier.around(context)
         if not current and sink.leaves_out(carrier.parent_in(context)):
-            self.unit = sink.measure()
+            self._measure()
             return
         self.span = sink.start(
             semconv.TRAIN_STEP_SPAN,
@@ -91,7 +92,7 @@ class OpenStep:
             {semconv.STEP_NUMBER: self._number, **_ranks(), **self._attributes},
         )
         if not self.span.is_recording():
-            self.unit = sink.measure()
+            self._measure()
             return
         inside = trace.set_span_in_context(self.span, context)
         unit.scope = scope = Scope(inside, self.span.get_span_context())
@@ -99,6 +100,12 @@ class OpenStep:
         if not current:
             scope.around = carrier.parent_in(context)
         self.unit = unit
+
+    def _measure(self) -> None:
+        """The step gets no span; what runs in it may be seen all the same."""
+        self.unit = unit = self._sink.measure()
+        if unit is not None:
+            unit.step = self._number
 
     def load(self, loads: Sequence[tuple[int, int]]) -> None:
         """Batches were loaded for this step before it began: a span for each, in its trace.

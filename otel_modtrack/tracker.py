@@ -185,9 +185,7 @@ class ModTracker:
         if sink is not None:
             sink.collectives, sink.control, sink.meter = self._mode, self._control, meter
             hooks = weakref.ref(self._hooks)  # a sink lives as long as a subject's cache holds it
-            sink.sees_all = lambda: (
-                bool(CORE.recorders) or ((found := hooks()) is not None and found.any)
-            )
+            sink.sees_all = lambda: CORE.sees_all or ((found := hooks()) is not None and found.any)
             if meter is not None:
                 meter.watch_dropped(lambda: sink.dropped)
         return sink

@@ -118,6 +118,7 @@ class Recorder:
         builder = Builder(name, self._parameters.fqn)
         order = builder.order
         self._tell_forward(builder, regions)
+        order.step = regions[-1].unit.step if regions else None
         order.recompute = calls_of(regions, Phase.RECOMPUTE)[1]
         backward, order.backward = calls_of(regions, Phase.BACKWARD)
         order.module_backward_order = [self._module(region.forward) for region in backward]

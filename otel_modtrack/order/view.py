@@ -165,7 +165,7 @@ class View:
         if state is not None and unit is not None:
             regions, opened = _began(unit)
             moment = Moment(_steps(), -1 if unit.opener is None else self.seen.calls_over + 1)
-            here.now = _work(moment, unit, regions, ended=False, state=state)
+            here.now = _work(moment, unit, regions, ended=False)
             here.inside = _inside(state, opened)
             here.latest = _latest(regions)
             fired_ns = [at_ns for run in list(CORE.runs.values()) for _, at_ns in run.events[-1:]]
@@ -247,22 +247,11 @@ def _work(
     regions: Sequence[Region],
     *,
     ended: bool,
-    state: ThreadState | None = None,
 ) -> Work:
     if moment.calls < 0:
-        moment = moment._replace(number=_number_of(unit, state))
+        moment = moment._replace(number=unit.step)
     failed = any(region.failure is not None for region in regions)
     return Work(moment, order_of(regions, "order"), ended and not failed)
-
-
-def _number_of(unit: Unit, state: ThreadState | None) -> int | None:
-    """The number of a step, as the program counts."""
-    step = state.progress.open if state is not None else None
-    if step is not None and step.unit is unit:
-        return step._number  # type: ignore[no-any-return]  # noqa: SLF001
-    attributes = getattr(_span_of(unit), "attributes", None)
-    number = attributes.get(semconv.STEP_NUMBER) if attributes is not None else None
-    return number if isinstance(number, int) else None
 
 
 def _span_of(unit: Unit) -> trace.Span | None:

@@ -78,7 +78,8 @@ class OrderWatch:
         ...     train()
 
     Limits:
-        Off in forked children. What a policy leaves out is not seen. On a device the program runs
+        Off in forked children. Modules that a policy leaves out are not seen; steps are, at the
+        price of tracking their calls. On a device the program runs
         ahead of what is computed: a rank may have gone on to a later module than the one whose
         collective waits. A process that is killed at the timeout exports no span: the log has it.
     """
@@ -125,6 +126,9 @@ class OrderWatch:
             except RuntimeError as error:  # there may be no more threads
                 logger.warning("the order is not watched: %s", error)
                 self._watcher = None
+                return self
+            CORE.watches += 1  # what a policy leaves out is seen, too
+            CORE.wake()
         return self
 
     def __exit__(
@@ -136,6 +140,7 @@ class OrderWatch:
         """End it: no thread is left, and nothing in the store once the last rank has left."""
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
+            CORE.watches = max(CORE.watches - 1, 0)
             watcher.stop(kind.__qualname__ if kind is not None else "")
 
 

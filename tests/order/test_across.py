@@ -688,10 +688,14 @@ def test_a_rank_that_has_failed(two: Ranks) -> None:
 
 
 def test_what_a_policy_leaves_out(two: Ranks) -> None:
-    """Is not seen; nothing is said."""
-    for found in two.of("policy_leaves_steps_out"):
-        assert found["said"] == []
-        quiet(found)
+    """Is watched all the same, for as long as somebody watches."""
+    slow, waits = two.of("policy_leaves_steps_out")
+    ((level, text),) = waits["said"]
+    assert level == "WARNING"
+    assert text.startswith("rank 1 waits for rank 0, which is ")
+    assert "\nrank 1: step 2, " in text
+    quiet(slow)
+    quiet(waits)
 
 
 def test_a_forked_child(two: Ranks) -> None:

@@ -428,6 +428,7 @@ def test_a_block_in_a_step_is_a_part_of_it(
         order = tracker.execution_order
     assert len(order.forward or ()) == 10
     assert order.backward == []
+    assert order.step == 1
     assert len([span for span in spans_of(exporter) if span.name == "train_step"]) == 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -433,12 +432,27 @@ def test_names_are_those_that_spans_have(
 
 def test_what_was_added_since_is_named_below_its_owner() -> None:
     """Of a model that is known already."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    with ModTracker(model):
+    other, model = nn.Sequential(), nn.Sequential(nn.Linear(2, 2))
+    with ModTracker(other), ModTracker(model):
         model.append(models.Block(2))
         order = trace_execution_order(model)
-    added = ["Sequential.1", "Sequential.1.inner", "Sequential.1.norm"]
-    assert order.module_forward_fqns == ["Sequential", "Sequential.0", *added]
+    below = ["0", "1", "1.inner", "1.norm"]
+    assert order.module_forward_fqns == ["Sequential#2", *(f"Sequential#2.{n}" for n in below)]
+
+
+def test_a_module_of_two_models_has_the_name_it_got_first(
+    provider: TracerProvider, exporter: InMemorySpanExporter
+) -> None:
+    """As in spans."""
+    first = nn.Sequential(nn.Linear(2, 2))
+    second = nn.Sequential(first[0], nn.ReLU())
+    with ModTracker(first, tracer_provider=provider), ModTracker(second):
+        second(torch.ones(1, 2))
+        order = trace_execution_order(second)
+    calls = ["Sequential#2", "Sequential.0", "Sequential#2.1"]
+    assert order.module_forward_fqns == calls
+    assert [span.attributes["modtrack.module.fqn"] for span in spans_of(exporter)] == calls
+    assert order.parameters == ["Sequential.0.weight", "Sequential.0.bias"]
 
 
 @pytest.fixture
@@ -732,6 +746,22 @@ def test_torchs_own_configuration_will_do() -> None:
     assert config.tracer is not TracingConfig().tracer
 
 
+class Forgets(torch.fx.Tracer):
+    """Takes the arguments out of what it is given."""
+
+    def trace(self, root: Any, concrete_args: Any = None) -> Any:
+        mine = {name: concrete_args.pop(name) for name in list(concrete_args)}
+        return super().trace(root, mine)
+
+
+def test_any_value_may_be_given() -> None:
+    """Of a tensor fx would warn; what is given is not changed."""
+    given = {"flag": torch.tensor(0)}
+    order = trace_execution_order(models.Decides(), TracingConfig(Forgets(), given))
+    assert order.module_forward_fqns[-1] == "Decides.blocks.1.no"
+    assert list(given) == ["flag"]
+
+
 # -- what is as before ----------------------------------------------------------------------------
 
 
@@ -775,11 +805,7 @@ def test_after_a_failure_all_is_as_it_was(error: BaseException) -> None:
     assert shallow(tracer) == before
     assert (nn.Module.__call__, nn.Module.__getattr__, torch.arange) == calls
     assert THREADS.state.skip == (not CORE.on)
-    assert (
-        not torch.fx._symbolic_trace.is_fx_symbolic_tracing()
-        if hasattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing")
-        else not torch.fx._symbolic_trace.is_fx_tracing()
-    )
+    assert not torch.fx._symbolic_trace.is_fx_tracing()
     again = trace_execution_order(models.Holds(), TracingConfig(tracer))
     assert again.as_dict() == good.as_dict()
 
@@ -977,7 +1003,13 @@ def test_a_request_that_is_not_sampled_stays_so(
     """The thread is quiet until the outermost call of it is over, and not longer."""
     from opentelemetry import context, trace  # noqa: PLC0415
 
-    model = Around(good())
+    run, after = good(), []
+
+    def run_and_look() -> None:
+        run()
+        after.append(THREADS.state.skip)
+
+    model = Around(run_and_look)
     unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
     with ModTracker(model, tracer_provider=provider):
         token = context.attach(trace.set_span_in_context(unsampled))
@@ -986,6 +1018,7 @@ def test_a_request_that_is_not_sampled_stays_so(
         assert told(exporter) == []
         model(torch.ones(1, 2))
     assert told(exporter) == sorted(f"forward {fqn}" for fqn in CALLED)
+    assert after == [True, False]
 
 
 def test_a_tracker_changes_nothing_of_the_order() -> None:
@@ -1024,13 +1057,3 @@ def test_calls_of_other_threads_are_left_alone() -> None:
     assert "Nested.deep.2" in order.module_forward_fqns
     calls = [fqn for fqn in order.module_forward_fqns if fqn == "Nested.block"]
     assert len(calls) == 2
-
-
-def test_it_is_there_without_torch_being_asked_for() -> None:
-    """The names of the package come from here; a file of orders needs no torch."""
-    import otel_modtrack.order as package  # noqa: PLC0415
-
-    assert (
-        package.trace_execution_order
-        is sys.modules[trace_execution_order.__module__].__dict__["trace_execution_order"]
-    )
