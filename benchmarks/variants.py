@@ -279,6 +279,32 @@ class _Resting:
         return marked
 
 
+class _Ordered:
+    """The order of each step is recorded, and made."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._tracker: ModTracker
+
+    @contextlib.contextmanager
+    def use(self, model: nn.Module) -> Iterator[Callable[[], object]]:
+        """The tracker is on."""
+        with ModTracker(model, tracer_provider=self._telemetry.dropping) as tracker:
+            self._tracker = tracker
+            yield _nothing
+            still_on()
+
+    def around(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step, recorded."""
+        tracker = self._tracker
+
+        def recorded() -> None:
+            with tracker.record_order():
+                step()
+
+        return recorded
+
+
 def _code_of_calls() -> tuple[object, ...]:
     """What module calls and backwards run: attributes, their code, and the global hooks."""
     return (
@@ -313,7 +339,7 @@ def _off(telemetry: Telemetry) -> Any:
 
 def variants(telemetry: Telemetry) -> list[Variant]:
     """All of them, in the order of the table; the untracked loop is the first."""
-    resting = _Resting(telemetry)
+    resting, ordered = _Resting(telemetry), _Ordered(telemetry)
     return [
         Variant(UNTRACKED, untracked),
         Variant(EMPTY, _empty_hooks),
@@ -330,6 +356,7 @@ def variants(telemetry: Telemetry) -> list[Variant]:
         ),
         Variant(RECORDED, _recorded(telemetry)),
         Variant(SPANS, tracked(telemetry.dropping)),
+        Variant("ours: spans, and the order", ordered.use, ordered.around),
         Variant("ours: spans, OTLP", tracked(telemetry.exporting, telemetry.drain)),
         Variant(UNSAMPLED, _unsampled(telemetry)),
         Variant(RESTING, resting.use, resting.around),

@@ -27,6 +27,7 @@ VARIANTS = (
     "naive spans, both, OTLP",
     "ours: recorded",
     "ours: spans, dropped by a processor",
+    "ours: spans, and the order",
     "ours: spans, OTLP",
     "ours: parent not sampled",
     "ours: steps left out by a policy",
