@@ -280,6 +280,8 @@ class Activation:
         with CORE.lock:
             CORE.on = CORE.resting = False
             CORE.steps = None
+            for recorder in CORE.recorders:
+                self.stop_recording(recorder)
             try:
                 self._see_no_calls()
                 undo_all(self._undo)

@@ -121,6 +121,8 @@ class _Steps:
                 state.open_stretch(call)
             state.note(call)
             state.running = call
+            if CORE.recorders:
+                CORE.tell_recorders(state)
             var = call.unit.sink.var
             if var is not None:
                 current, known = var.get(), state.context
@@ -138,6 +140,8 @@ class _Steps:
         call = self._call
         try:
             state.running = before
+            if CORE.recorders:
+                CORE.tell_recorders(state)
             if token is not None:
                 calls.restore(state, token)
             state.note(before)

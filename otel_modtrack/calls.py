@@ -89,6 +89,8 @@ def finish(state: ThreadState, call: Region, outs: Any) -> None:
     stretch = state.close_stretch()
     if stretch is not None:
         hang(stretch, outs)
+    if CORE.recorders:  # one that began in the call: who ends the call may not know of it
+        CORE.tell_recorders(state)
     done(state, call)
 
 

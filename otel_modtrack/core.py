@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import contextlib
 import itertools
 import logging
 import os
@@ -324,6 +325,15 @@ class Core:
         """Whether someone wants every module call to be seen, whatever is recorded."""
         return bool(self.recorders or self.watches)
 
+    def tell_recorders(self, state: ThreadState) -> None:
+        """A call has begun or ended on a thread, or goes on. Never raises."""
+        try:
+            for recorder in self.recorders:
+                if recorder.state is state:
+                    recorder.look()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
+            self.fault("recording an order", error)
+
     def explain(self) -> None:
         """A backward is over: what could not be asked meanwhile is found out."""
         while self.unexplained:
@@ -364,6 +374,9 @@ class Core:
             self.sink = Sink()
             self.steps = None
             self.switch_off()
+        for recorder in self.recorders:
+            with contextlib.suppress(Exception):
+                recorder.close()
         self.recorders, self.watches = (), 0
         self.forget()
         for state in list(self.states):

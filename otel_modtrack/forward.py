@@ -276,29 +276,20 @@ def _previous(call: Region, before: Region | None) -> Region | None:
 def enter_recorded(state: ThreadState, module: nn.Module) -> None:
     """See `enter`."""
     enter(state, module)
-    _tell_recorders(state)
+    CORE.tell_recorders(state)
 
 
 def leave_recorded(state: ThreadState, before: Region | None, outs: Any) -> Any:
     """See `leave`."""
     outs = leave(state, before, outs)
-    _tell_recorders(state)
+    CORE.tell_recorders(state)
     return outs
 
 
 def fail_recorded(state: ThreadState, before: Region | None, error: BaseException) -> None:
     """See `fail`."""
     fail(state, before, error)
-    _tell_recorders(state)
-
-
-def _tell_recorders(state: ThreadState) -> None:
-    try:
-        for recorder in CORE.recorders:
-            if recorder.state is state:
-                recorder.look()
-    except Exception as error:  # noqa: BLE001 - nothing of ours may reach the user
-        CORE.fault("recording an order", error)
+    CORE.tell_recorders(state)
 
 
 class ForwardSwap:

@@ -12,19 +12,20 @@ from otel_modtrack.engine import ACCUMULATE
 from otel_modtrack.names import unwrapped
 from otel_modtrack.order.execution import Builder, ExecutionOrder
 from otel_modtrack.order.recorded import calls_of
-from otel_modtrack.order.using import Sight, is_leaf, module_of
+from otel_modtrack.order.using import Sight, is_leaf, is_whole, module_of
 from otel_modtrack.regions import Phase, clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from torch.utils.hooks import RemovableHandle
 
     from otel_modtrack.core import ThreadState
     from otel_modtrack.names import Names
     from otel_modtrack.regions import Region, Unit
 
 __all__ = ["Recorder"]
+
+# How many parameters that no module has are looked for: a program may make some in each call.
+_MISSES_ALLOWED = 16
 
 
 class Recorder:
@@ -45,7 +46,8 @@ class Recorder:
         self._modules: dict[Region, object] = {}  # also those that live no longer than their call
         self._uses: list[tuple[int, Region, list[nn.Parameter]]] = []
         self._gradients: list[tuple[weakref.ref[nn.Parameter], str]] = []
-        self._hooked: dict[int, tuple[Any, RemovableHandle, bool]] = {}
+        self._hooked: dict[int, tuple[Any, bool]] = {}  # parameters; whether they had no hooks
+        self._got = self._got_gradient  # one object, to be found among a parameter's hooks
         self._parameters = _ParameterNames(names)
 
     def open(self) -> None:
@@ -57,11 +59,14 @@ class Recorder:
     def close(self) -> None:
         """End: nothing is left on parameters, modes or threads. Again: does nothing."""
         self._sight.close()
-        for parameter, handle, had_none in list(self._hooked.values()):
-            handle.remove()
-            if had_none and not parameter._post_accumulate_grad_hooks:  # noqa: SLF001
+        while self._hooked:
+            key, (parameter, had_none) = next(iter(self._hooked.items()))
+            hooks = parameter._post_accumulate_grad_hooks or {}  # noqa: SLF001
+            for one in [one for one, hook in hooks.items() if hook is self._got]:
+                del hooks[one]
+            if had_none and not hooks:
                 parameter._post_accumulate_grad_hooks = None  # noqa: SLF001
-        self._hooked.clear()
+            del self._hooked[key]
         if self.state.unit is not None:
             self.take(self.state.unit)
 
@@ -87,11 +92,15 @@ class Recorder:
             if node._sequence_nr() < ACCUMULATE:  # noqa: SLF001
                 continue
             parameter = getattr(node, "variable", None)
-            if isinstance(parameter, nn.Parameter) and id(parameter) not in self._hooked:
+            if (
+                isinstance(parameter, nn.Parameter)
+                and parameter.requires_grad  # it may have been frozen since
+                and id(parameter) not in self._hooked
+            ):
                 tensor: Any = parameter  # whose hooks are private
                 had_none = tensor._post_accumulate_grad_hooks is None  # noqa: SLF001
-                handle = tensor.register_post_accumulate_grad_hook(self._got_gradient)
-                self._hooked[id(parameter)] = (parameter, handle, had_none)
+                self._hooked[id(parameter)] = (parameter, had_none)  # first: see `close`
+                tensor.register_post_accumulate_grad_hook(self._got)
 
     def _got_gradient(self, parameter: nn.Parameter) -> None:
         try:
@@ -126,6 +135,11 @@ class Recorder:
         order.param_backward_order = [ref() for ref, _ in self._gradients]
         return order
 
+    def forget(self) -> None:
+        """Let go of everything: what refers to itself would wait for a collection."""
+        self._regions, self._uses, self._gradients, self._modules = [], [], [], {}
+        del self._sight, self._got
+
     def _tell_forward(self, builder: Builder, regions: list[Region]) -> None:
         forward, calls = calls_of(regions, Phase.FORWARD)
         positions = {region: at for at, region in enumerate(forward)}
@@ -137,7 +151,7 @@ class Recorder:
                 self._tell_use(builder, positions, use)
                 use = next(uses)
             module = self._module(region)
-            leaf = region.subject.compiled and at not in called
+            leaf = is_whole(region.subject) and at not in called
             builder.call(module, call.fqn, call.parent, leaf=leaf)
             if module is not None and is_leaf(region.subject):
                 builder.use(at, _own(module, called=at in called, whole=leaf))
@@ -149,7 +163,9 @@ class Recorder:
         """The module of a forward call, or of a backward's forward."""
         module = None
         if call is not None:
-            module = self._modules.get(call) or call.subject.ref()
+            module = self._modules.get(call)
+            if module is None:
+                module = call.subject.ref()
         return unwrapped(module) if isinstance(module, nn.Module) else None
 
     def _tell_use(
@@ -192,14 +208,17 @@ class _ParameterNames:
     def __init__(self, names: Names) -> None:
         self._names = names
         self._known: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
+        self._misses = 0  # how often it was looked through all modules in vain
 
     def fqn(self, parameter: nn.Parameter) -> str:
         """``GPT.layers.0.weight``; "?" for one that no known module has."""
         found = self._known.get(id(parameter))
         if found is None or found[0]() is not parameter:
-            self._learn()
-            found = self._known.get(id(parameter))
+            if self._misses < _MISSES_ALLOWED:
+                self._learn()
+                found = self._known.get(id(parameter))
             if found is None or found[0]() is not parameter:
+                self._misses += 1
                 found = self._known[id(parameter)] = (weakref.ref(parameter), "?")
         return found[1]
 

@@ -59,7 +59,7 @@ class OrderRecording:
         trace_: types.TracebackType | None,
     ) -> None:
         """End it, and make the order."""
-        recorder, self._recorder = self._recorder, None
+        recorder = self._recorder
         if recorder is None:
             return
         try:
@@ -67,10 +67,12 @@ class OrderRecording:
         except BaseException:  # a signal handler's
             ACTIVATION.stop_recording(recorder)
             raise
+        self._recorder = None
         try:
             rank, world_size = where.process()
             order = recorder.result(self._name or (f"rank {rank}" if world_size else "recorded"))
             order.rank = rank if world_size else None
             self._keep(order)
+            recorder.forget()
         except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user
             CORE.fault("making an order", fault)

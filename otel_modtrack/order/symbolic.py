@@ -27,6 +27,7 @@ from torch.fx.node import Node, map_aggregate, map_arg
 
 from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.names import Names, unwrapped
+from otel_modtrack.order.asking import ASKED
 from otel_modtrack.order.execution import Builder, ExecutionOrder
 from otel_modtrack.usage import UsageError
 
@@ -45,14 +46,6 @@ _MENDS: Final = (
 _MESSAGE_LENGTH: Final = 200  # of another's message in ours, at most
 _NOT_CALLABLE: Final = "varnames is too small"  # fx has put the inner function's count on the outer
 
-# What tells of a tensor and gives none: to ask a parameter for it is no use.
-_WORDS: Final = """
-    data_ptr device dim dtype element_size get_device grad grad_fn is_complex is_contiguous is_cpu
-    is_cuda is_floating_point is_leaf is_meta is_quantized is_signed is_sparse itemsize layout name
-    names nbytes ndim ndimension nelement numel requires_grad shape size storage_offset stride
-    untyped_storage
-"""
-_ASKED: Final = frozenset(_WORDS.split())
 _ASKING: Final = (torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed)
 
 # Whose hooks on modules gather parameters and exchange tensors with other ranks.
@@ -426,9 +419,9 @@ class _Log:
 def _asks(node: Node) -> bool:
     """Whether an operation only asks something of a tensor."""
     if node.op == "call_method":
-        return node.target in _ASKED
+        return node.target in ASKED
     if node.target is getattr:
-        return len(node.args) > 1 and node.args[1] in _ASKED
+        return len(node.args) > 1 and node.args[1] in ASKED
     return node.target in _ASKING
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -444,6 +447,247 @@ def test_it_sees_what_no_span_is_made_of(policy: Policy, provider: TracerProvide
                 optimizer.step()
             assert len(tracker.execution_order.forward or ()) == 10
             assert len(tracker.execution_order.gradients or ()) == 8
+
+
+@compiles
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_is_compiled_for_the_first_time(*, fullgraph: bool) -> None:
+    """Dynamo may be at work in the middle of a forward: it must not find the mode there."""
+
+    class Cold(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+            self.after = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            fused = torch.compile(lambda y: y * 2 + 1, backend="eager", fullgraph=fullgraph)
+            return fused(x * self.w) * self.after
+
+    order = record(model := Cold(), lambda: model(torch.ones(2)))
+    assert order.parameters == ["Cold.w", "Cold.after"]
+
+
+def test_a_mode_of_the_program_that_calls_modules() -> None:
+    """While torch has set ours aside, it is left alone: no mode stays on for good."""
+    adapter = nn.Linear(2, 2)
+
+    class Adapts(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return adapter(args[0]) if func is torch.mul else func(*args, **(kwargs or {}))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.v = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mul(x, self.w) + self.v
+
+    def run() -> None:
+        with Adapts():
+            model(torch.ones(1, 2))
+        assert torch.overrides._len_torch_function_stack() == 0
+
+    model = Net()
+    order = record(model, run)
+    assert "Net.v" in (order.parameters or ())
+
+
+def test_the_default_device_may_be_set_in_a_forward() -> None:
+    """Its mode has to be the lowest of all, and ours is not in its way."""
+
+    class Sets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.lin = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * self.w
+            torch.set_default_device("cpu")
+            y = self.lin(y)
+            torch.set_default_device(None)
+            return y * self.w
+
+    order = record(model := Sets(), lambda: model(torch.ones(1, 2)))
+    assert order.parameters == ["Sets.w", "Sets.lin.weight", "Sets.lin.bias"]
+
+
+def test_bodies_that_run_on_later() -> None:
+    """A generator's uses are its own, and what its consumer does meanwhile is nobody's."""
+
+    class Streams(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.v = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+            self.lin = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = x * self.w
+            yield y
+            yield self.lin(y) * self.v
+
+    def run() -> None:
+        for _ in model(torch.ones(1, 2)):
+            assert torch.overrides._len_torch_function_stack() == 0
+
+    order = record(model := Streams(), run)
+    names = ["w", "lin.weight", "lin.bias", "v"]
+    assert order.parameters == [f"Streams.{name}" for name in names]
+
+
+def test_parameters_frozen_before_the_backward() -> None:
+    """They get no gradient, and torch says nothing of it."""
+    model = Mixed()
+
+    def run() -> None:
+        loss = model(torch.randn(2, 3)).sum()
+        model.pair.requires_grad_(requires_grad=False)
+        loss.backward()
+
+    order = record(model, run)
+    assert sorted(order.gradients or ()) == [
+        "Mixed.first.bias",
+        "Mixed.first.weight",
+        "Mixed.w1",
+        "Mixed.w2",
+    ]
+    assert CORE.on is False
+
+
+@compiles
+def test_two_threads_record_at_once() -> None:
+    """Each its own; with the last of them, dynamo has its functions back."""
+    from torch._dynamo import eval_frame  # noqa: PLC0415 - slow to import
+
+    before = (eval_frame.set_eval_frame, eval_frame._maybe_set_eval_frame)
+    models = [Mixed(), nn.Sequential(nn.Linear(3, 3))]
+    orders: list[ExecutionOrder] = []
+    entered, done = threading.Barrier(2, timeout=30), threading.Event()
+
+    def run(tracker: ModTracker, which: int) -> None:
+        with tracker.record_order():
+            entered.wait()
+            models[which](torch.randn(2, 3))
+            if which:  # entered in any order, left the other way round for one of them
+                done.wait(30)
+        if not which:
+            orders.append(tracker.execution_order)
+            done.set()
+
+    with ModTracker() as tracker:
+        threads = [threading.Thread(target=run, args=(tracker, which)) for which in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        orders.append(tracker.execution_order)
+    assert [len(order.forward or ()) for order in orders] == [10, 2]
+    assert (eval_frame.set_eval_frame, eval_frame._maybe_set_eval_frame) == before
+
+
+def test_modules_are_never_asked_for_their_truth() -> None:
+    """Their length may raise."""
+
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(2))
+
+        def __len__(self) -> int:
+            raise TypeError("it has none")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.w
+
+    order = record(model := Sized(), lambda: model(torch.ones(2)).sum().backward())
+    assert order.module_forward_order == order.module_backward_order == [model]
+
+
+def test_a_block_that_begins_inside_a_forward() -> None:
+    """What began before it is not known; nothing is on when the outermost call has ended."""
+    model = nn.Sequential(Mixed())
+
+    with ModTracker(model) as tracker:
+        block = tracker.record_order()
+        handle = model[0].pair.register_forward_pre_hook(lambda *_: enter())
+        entered: list[bool] = []
+
+        def enter() -> None:
+            if not entered:
+                entered.append(True)
+                block.__enter__()
+
+        model(torch.randn(2, 3))
+        assert torch.overrides._len_torch_function_stack() == 0
+        block.__exit__(None, None, None)
+        handle.remove()
+        order = tracker.execution_order
+    assert [call.fqn for call in order.forward or ()][-4:] == [
+        "Sequential.0.pair",
+        *(f"Sequential.0.pair.{at}" for at in range(3)),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_module_uses_all_it_has() -> None:
+    """What it calls is not to be seen."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    order = record(model, lambda: model(torch.ones(1, 2)).sum().backward())
+    assert set(order.gradients or ()) == set(order.parameters or ())
+    assert len(order.parameters or ()) == 2
+
+
+def test_what_gives_no_tensor_may_be_a_use() -> None:
+    """As a number does; being printed, or asked for its shape, is none."""
+
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert repr(self.b).startswith("Parameter")
+            assert (self.b.dim(), self.b.is_leaf, self.b.numel()) == (0, True, 1)
+            return x * self.a.item()
+
+    order = record(model := Scales(), lambda: model(torch.ones(2)))
+    assert order.parameters == ["Scales.a"]
+
+
+def test_a_model_goes_as_soon_as_nobody_has_it() -> None:
+    """Nothing of a recording waits for a collection."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        model = Mixed()
+        alive = weakref.ref(model)
+        tracker = ModTracker(model)
+        with tracker, tracker.record_order():
+            model(torch.randn(2, 3)).sum().backward()
+        del tracker, model
+        assert alive() is None
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_nothing_of_it() -> None:
+    """No hook, no mode: its parent records."""
+    model = Mixed()
+    with ModTracker(model) as tracker, tracker.record_order():
+        model(torch.randn(2, 3)).sum().backward()
+        child = os.fork()
+        if not child:
+            left = [p._post_accumulate_grad_hooks for p in model.parameters()]
+            clean = not any(left) and not torch.overrides._len_torch_function_stack()
+            os._exit(0 if clean and not CORE.recorders else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(tracker.execution_order.gradients or ()) == 8
 
 
 def test_what_cannot_be_recorded_is_said() -> None:
