@@ -131,11 +131,17 @@ def _make_stack(modes: list[Any], same: int) -> None:
         same: how many are as they are.
     """
     try:
-        while overrides._len_torch_function_stack() > same:  # noqa: SLF001
-            overrides._pop_mode()  # noqa: SLF001
-    finally:
-        while (length := overrides._len_torch_function_stack()) < len(modes):  # noqa: SLF001
-            overrides._push_mode(modes[length])  # noqa: SLF001
+        _arrange(modes, same)
+    except BaseException:  # a signal handler's
+        _arrange(modes, same)
+        raise
+
+
+def _arrange(modes: list[Any], same: int) -> None:
+    while overrides._len_torch_function_stack() > same:  # noqa: SLF001
+        overrides._pop_mode()  # noqa: SLF001
+    while (length := overrides._len_torch_function_stack()) < len(modes):  # noqa: SLF001
+        overrides._push_mode(modes[length])  # noqa: SLF001
 
 
 class _Compiled:
