@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder"]
 
+_HOOKS = "_post_accumulate_grad_hooks"  # of a tensor; private
+
 # How many parameters that no module has are looked for: a program may make some in each call.
 _MISSES_ALLOWED = 16
 
@@ -61,11 +63,11 @@ class Recorder:
         self._sight.close()
         while self._hooked:
             key, (parameter, had_none) = next(iter(self._hooked.items()))
-            hooks = parameter._post_accumulate_grad_hooks or {}  # noqa: SLF001
+            hooks = getattr(parameter, _HOOKS, None) or {}
             for one in [one for one, hook in hooks.items() if hook is self._got]:
                 del hooks[one]
             if had_none and not hooks:
-                parameter._post_accumulate_grad_hooks = None  # noqa: SLF001
+                setattr(parameter, _HOOKS, None)
             del self._hooked[key]
         if self.state.unit is not None:
             self.take(self.state.unit)
@@ -98,7 +100,7 @@ class Recorder:
                 and id(parameter) not in self._hooked
             ):
                 tensor: Any = parameter  # whose hooks are private
-                had_none = tensor._post_accumulate_grad_hooks is None  # noqa: SLF001
+                had_none = getattr(tensor, _HOOKS, None) is None
                 self._hooked[id(parameter)] = (parameter, had_none)  # first: see `close`
                 tensor.register_post_accumulate_grad_hook(self._got)
 

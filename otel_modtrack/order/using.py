@@ -7,6 +7,7 @@ whatever was compiled, which would be compiled anew. The mode is off while they 
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Sight", "is_leaf", "is_whole", "module_of"]
 
+logger = logging.getLogger("otel_modtrack")
+
 overrides: Any = torch.overrides  # its stack of modes is private
+_STACK = (
+    "_get_current_function_mode_stack",
+    "_len_torch_function_stack",
+    "_pop_mode",
+    "_push_mode",
+)
+_said: list[str] = []
 _DYNAMO = "torch._dynamo.eval_frame"
 _SETTERS = ("set_eval_frame", "_maybe_set_eval_frame")
 # They look whether a mode is on, and so may classes made of them.
@@ -70,17 +80,25 @@ class Sight:
         self._region: Region | None = None
         self._compiled = False
         self._on = False
+        self._blind = not all(hasattr(overrides, name) for name in _STACK)
 
     def open(self) -> None:
         """Find out, from now on, when compiled code runs."""
-        _COMPILED.add(self._thread, self)
+        if not self._blind:
+            _COMPILED.add(self._thread, self)
+        elif not _said:
+            _said.append(
+                "this torch has no stack of function modes that is known: an order tells the"
+                " parameters of modules of torch.nn alone"
+            )
+            logger.warning(_said[0])
 
     def close(self) -> None:
         """See nothing any more; nothing is left. Again: does nothing."""
         _COMPILED.discard(self._thread, self)
         self._region = None
-        if threading.get_ident() == self._thread:  # else the thread's modes are out of reach
-            self._take()
+        if threading.get_ident() == self._thread and not self._blind:
+            self._take()  # another thread's modes are out of reach
 
     def look(self, region: Region | None) -> None:
         """Another region runs on the thread: look at what it does, if that is of interest."""
@@ -96,7 +114,7 @@ class Sight:
             CORE.fault("recording an order", error)
 
     def _settle(self) -> None:
-        if self._mode.busy:  # torch has set the mode aside meanwhile
+        if self._blind or self._mode.busy:  # torch has set the mode aside meanwhile
             return
         region = self._region
         if region is None or self._compiled or is_leaf(region.subject):

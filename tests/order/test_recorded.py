@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker, Policy
 from otel_modtrack.core import CORE
+from otel_modtrack.order import using
 from tests.conftest import patched_state, spans_of
 
 if TYPE_CHECKING:
@@ -688,6 +689,27 @@ def test_a_forked_child_has_nothing_of_it() -> None:
             os._exit(0 if clean and not CORE.recorders else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(tracker.execution_order.gradients or ()) == 8
+
+
+def test_a_torch_without_the_stack_of_modes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is lost is said once; the rest is told."""
+    monkeypatch.setattr(using, "_STACK", ("_no_such_thing",))
+    monkeypatch.setattr(using, "_said", [])
+    model = Mixed()
+    for _ in range(2):
+        order = record(model, lambda: model(torch.randn(2, 3)).sum().backward())
+    assert len(order.forward or ()) == 10
+    assert "Mixed.first.weight" in (order.parameters or ())
+    assert "Mixed.w1" not in (order.parameters or ())
+    assert len(order.gradients or ()) == 8
+    assert [r.getMessage() for r in caplog.records if r.name == "otel_modtrack"] == [
+        (
+            "this torch has no stack of function modes that is known: an order tells the parameters of"
+            " modules of torch.nn alone"
+        )
+    ]
 
 
 def test_what_cannot_be_recorded_is_said() -> None:
