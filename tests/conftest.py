@@ -7,6 +7,7 @@ import multiprocessing.process
 import signal
 import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,13 +91,19 @@ def patched_state() -> dict[str, object]:
     }
 
 
+_THREADS_END_S = 5.0
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Fail any test after which something is still patched, hooked, attached or running."""
     before = patched_state()
     yield
+    end_s = time.monotonic() + _THREADS_END_S
+    while threading.active_count() > before["threads"] and time.monotonic() < end_s:
+        time.sleep(0.02)  # those of a server, say, that has just answered the last request
     after = patched_state()
-    # A thread of an earlier test, as of a server it talked to, may have ended meanwhile.
+    # A thread of an earlier test may have ended meanwhile.
     after["threads"] = max(after["threads"], before["threads"])
     assert after == before
 
