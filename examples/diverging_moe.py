@@ -1,6 +1,6 @@
 """Two ranks that wait for each other for ever: which of them went where, before the timeout.
 
-Run it with: torchrun --nproc-per-node 2 examples/diverging_moe.py --diverge
+torchrun --nproc-per-node 2 examples/diverging_moe.py --diverge  (the log; its spans go nowhere)
 """
 
 import argparse

@@ -315,7 +315,7 @@ class ModTracker:
         microseconds per call and operation, in the block alone.
 
         Args:
-            name: of the order in reports; "recorded", or the rank where there are several, if None.
+            name: of the order in reports; "step 3", "rank 1", or "recorded" if None.
 
         Returns:
             A context manager.

@@ -133,10 +133,17 @@ def first_difference(orders: Sequence[Order]) -> Difference | None:
 
     Raises:
         ValueError: if there is none.
+        TypeError: if one of them is no order.
     """
     if not orders:
         msg = "first_difference(orders): one or more orders are wanted"
         raise ValueError(msg)
+    for order in orders:
+        if not hasattr(order, "gradients"):
+            msg = (
+                f"an Order is wanted, not {type(order).__name__}; of a file, read_order() makes one"
+            )
+            raise TypeError(msg)
     renames = [_without_numbers(order) for order in orders]
     leaves = {
         rename(call.fqn)

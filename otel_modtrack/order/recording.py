@@ -72,6 +72,8 @@ class OrderRecording:
             rank, world_size = where.process()
             order = recorder.result(self._name or (f"rank {rank}" if world_size else "recorded"))
             order.rank = rank if world_size else None
+            if self._name is None and order.step is not None:
+                order.name = f"step {order.step}" + (f" of rank {rank}" if world_size else "")
             self._keep(order)
             recorder.forget()
         except Exception as fault:  # noqa: BLE001 - nothing of ours may reach the user

@@ -22,6 +22,7 @@ __all__ = ["GRPC", "HTTP", "JSON", "SIGNALS", "Endpoint", "Tls", "read_endpoint"
 
 HTTP, GRPC, JSON = "http/protobuf", "grpc", "http/json"
 SIGNALS: Final = ("traces", "metrics", "logs")
+_ARGUMENT: Final = "endpoint="
 _DEFAULT = {HTTP: "http://localhost:4318", JSON: "http://localhost:4318", GRPC: "localhost:4317"}
 _TIMEOUT_S = 10.0
 _GRPC_HEADER: Final = re.compile(r"[0-9a-z_.-]+(?<!-bin)")
@@ -104,7 +105,7 @@ def read_endpoint(signal: str, protocol: str | None = None, address: str | None 
     url, variable = variables.text(*names("ENDPOINT"))
     is_own = variable == names("ENDPOINT")[0] and bool(url)
     if address is not None:
-        url, variable, is_own = address.strip(), "endpoint", True
+        url, variable, is_own = address.strip(), _ARGUMENT, True
     parts = _split(url or _DEFAULT[protocol], variable, protocol)
     shown = _shown(parts)
     if protocol == GRPC:
@@ -166,6 +167,8 @@ def _split(url: str, variable: str, protocol: str) -> SplitResult:
         fits = False
     if not fits:
         example = _DEFAULT[HTTP] if protocol != GRPC else "http://localhost:4317"
+        if variable == _ARGUMENT and protocol != GRPC:
+            example += "/v1/traces"  # it is used as it is
         raise ConfigurationError(f"{variable} is no address; set it to one such as {example}")
     return parts
 

@@ -100,7 +100,7 @@ def test_by_arguments(
     ("arguments", "said"),
     [
         ({"protocol": "thrift"}, "protocol='thrift' is not supported"),
-        ({"endpoint": "no address"}, "endpoint is no address"),
+        ({"endpoint": "no address"}, "endpoint= is no address"),
     ],
 )
 def test_arguments_that_cannot_be_used(
@@ -182,3 +182,22 @@ def test_importing_costs_nothing() -> None:
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="OtlpProcessor"):
         _ = otel_modtrack.otlp.OtlpProcessor
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"endpoint": 5}, r"^endpoint= wants an address, not int$"),
+        ({"endpoint": "foo"}, r"^endpoint= is no address; .* http://localhost:4318/v1/traces$"),
+        ({"exit_timeout_s": "x"}, r"^exit_timeout_s='x' is no number of 0 or more$"),
+        ({"exit_timeout_s": -1}, r"^exit_timeout_s=-1 is no number of 0 or more$"),
+        ({"headers": "a"}, r"^headers= wants a dict of texts, not str$"),
+        ({"headers": {"a b": "c"}}, r"^headers=: 'a b' is no name of a header$"),
+        ({"headers": {"a": 1}}, r"^headers=: the value of 'a' is no text of one line"),
+        ({"headers": {"a": "secret\n"}}, r"^headers=: the value of 'a' (?!.*secret)"),
+    ],
+)
+def test_an_argument_that_cannot_be_used(wrong: dict[str, Any], sentence: str) -> None:
+    """One sentence, when it is given; no value of a header in it."""
+    with pytest.raises(ConfigurationError, match=sentence):
+        OtlpSpanProcessor(**wrong)

@@ -32,6 +32,8 @@ def test_equal_orders_differ_nowhere() -> None:
     assert Order("a", forward=[]).diff(Order("b", forward=[])) is None
     with pytest.raises(ValueError, match="one or more"):
         first_difference([])
+    with pytest.raises(TypeError, match=r"an Order is wanted, not str; .* read_order\(\)"):
+        one.diff("order.json")
 
 
 def test_the_first_position_with_what_is_around_it() -> None:

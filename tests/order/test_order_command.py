@@ -330,7 +330,7 @@ def test_what_the_step_says_of_its_order_is_told(tmp_path: Path, capsys: Shown) 
     assert found.startswith(
         "Step 0 of trainer: 5 forward calls, order changed at forward 3\n"
         "Its forward call 3 is N.moe.1; in the step recorded before, it was N.moe.0\n"
-        "The ranks went different ways: rank 0: a\nrank 1\n\n"
+        "Rank 0: a\nrank 1\n\n"
     )
     assert "\n  2    N.moe\n> 3      N.moe.1\n  4" in found
     longer = StepSpans().nest("N").tell(changed("forward", 0, "N", None))

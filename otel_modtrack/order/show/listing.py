@@ -109,7 +109,7 @@ def _headline(part: Part) -> str:
         )
     if part.diverged:
         told = [printable(line) for line in part.diverged.splitlines()]
-        lines += [f"The ranks went different ways: {told[0]}", *told[1:]]
+        lines += [f"{told[0][:1].upper()}{told[0][1:]}", *told[1:]]
     return "\n".join(lines)
 
 
