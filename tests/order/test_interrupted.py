@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,10 @@ class Interrupts:
         )
 
     def _line(self, frame: types.FrameType, event: str, argument: object) -> Any:
-        del frame, argument
-        if event == "line":
+        del argument
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        # Where a `with` ends a tracer can raise before its lock is given back; signals cannot.
+        if event == "line" and not line.lstrip().startswith("with "):
             self.lines += 1
             if self.lines == self._at:
                 raise KeyboardInterrupt
@@ -102,3 +105,4 @@ def test_at_each_line() -> None:
         assert [p._post_accumulate_grad_hooks for p in model.parameters()] == [None] * 3, at
         assert CORE.recorders == (), at
         assert not CORE.on, at
+        assert not CORE.lock._is_owned(), at
