@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_modtrack.order.sequences import NAMES, SEQUENCES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -21,7 +23,6 @@ _WHAT: Final = {
     "parameters": "parameters are first used in another order",
     "gradients": "gradients arrive in another order",
 }
-_NAMES: Final = ("parameters", "gradients")
 _SHOWN: Final = 3  # of what is before and after
 _ORDINAL: Final = re.compile(r"#\d+$")
 _END: Final = "(the end)"
@@ -151,10 +152,10 @@ def first_difference(orders: Sequence[Order]) -> Difference | None:
         for call in order.forward or ()
         if call.leaf
     }
-    for sequence in _WHAT:
+    for sequence in SEQUENCES:
         known = [getattr(order, sequence) for order in orders]
         if all(one is not None for one in known):
-            read = _of_names if sequence in _NAMES else _of_calls
+            read = _of_names if sequence in NAMES else _of_calls
             columns = [
                 read(one, rename, leaves) for one, rename in zip(known, renames, strict=True)
             ]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_modtrack.order.difference import Difference, first_difference
 from otel_modtrack.order.model import Order
-from otel_modtrack.order.positions import SEQUENCES, Kinds, Moment, Position, Report, Work, names
+from otel_modtrack.order.positions import Kinds, Moment, Position, Report, Work, names
+from otel_modtrack.order.sequences import CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -139,7 +140,7 @@ def _point_of(one: Position, other: Position) -> tuple[Moment, int, int] | None:
 def _point_in(one: Work, other: Work) -> tuple[int, int] | None:
     """Where two orders part, neither of which need be over: sequence, and position in that."""
     lags: dict[bool, tuple[int, int]] = {}  # whether it is the other's: sequence and position
-    for index, sequence in enumerate(SEQUENCES):
+    for index, sequence in enumerate(CALLS):
         mine, theirs = one.fqns(sequence), other.fqns(sequence)
         for at, (fqn, fqn_there) in enumerate(zip(mine, theirs, strict=False)):
             if fqn != fqn_there:
@@ -155,7 +156,7 @@ def _point_in(one: Work, other: Work) -> tuple[int, int] | None:
 
 def _parting_at(point: tuple[Moment, int, int], ranks: Sequence[Position]) -> _Parting | None:
     moment, index, at = point
-    sequence = SEQUENCES[index]
+    sequence = CALLS[index]
     alike: dict[tuple[str, ...], list[Position]] = {}
     works: dict[tuple[str, ...], Work] = {}
     for one in ranks:
@@ -180,8 +181,8 @@ def _parting_at(point: tuple[Moment, int, int], ranks: Sequence[Position]) -> _P
 
 def _reaches(work: Work, index: int, at: int) -> bool:
     """Whether it has something at a position, or has gone on without."""
-    length = len(work.fqns(SEQUENCES[index]))
-    later = any(getattr(work.order, sequence) for sequence in SEQUENCES[index + 1 :])
+    length = len(work.fqns(CALLS[index]))
+    later = any(getattr(work.order, sequence) for sequence in CALLS[index + 1 :])
     return length > at or (length == at and (work.ended or later))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack.order.difference import Difference, first_difference
+from otel_modtrack.order.sequences import CALLS, NAMES
 from otel_modtrack.usage import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ __all__ = ["Call", "Order", "read_order"]
 
 _VERSION: Final = 1
 _KEY: Final = "modtrack_order"  # its value is the version
-_CALLS: Final = ("forward", "recompute", "backward")
-_NAMES: Final = ("parameters", "gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,11 @@ class Order:
     def as_dict(self) -> dict[str, Any]:
         """What `read_order` and `from_dict` take: plain lists, numbers and strings."""
         found: dict[str, Any] = {_KEY: _VERSION, "name": self.name}
-        for key in ("step", "rank", *_NAMES):
+        for key in ("step", "rank", *NAMES):
             value = getattr(self, key)
             if value is not None:
-                found[key] = list(value) if key in _NAMES else value
-        for key in _CALLS:
+                found[key] = list(value) if key in NAMES else value
+        for key in CALLS:
             calls = getattr(self, key)
             if calls is not None:
                 found[key] = [
@@ -118,10 +117,10 @@ class Order:
         order = Order(str(found.get("name", "order")))
         for key in ("step", "rank"):
             setattr(order, key, _number(found.get(key), key))
-        for key in _NAMES:
+        for key in NAMES:
             if key in found:
                 setattr(order, key, [_text(name, key) for name in _list(found[key], key)])
-        for key in _CALLS:
+        for key in CALLS:
             if key in found:
                 setattr(order, key, _calls(_list(found[key], key), key))
         return order

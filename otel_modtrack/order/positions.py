@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_modtrack.order.difference import Difference, Side
 from otel_modtrack.order.model import Order
-from otel_modtrack.regions import Phase
+from otel_modtrack.order.sequences import CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
-    "SEQUENCES",
     "Kinds",
     "Launched",
     "Moment",
@@ -28,8 +27,6 @@ __all__ = [
     "names",
     "ranks_in",
 ]
-
-SEQUENCES: Final = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD)
 
 
 class Moment(NamedTuple):
@@ -81,12 +78,12 @@ class Work:
 
     def is_like(self, other: Work) -> bool:
         """Whether the same modules have run."""
-        return all(self.fqns(sequence) == other.fqns(sequence) for sequence in SEQUENCES)
+        return all(self.fqns(sequence) == other.fqns(sequence) for sequence in CALLS)
 
     @property
     def length(self) -> int:
         """How many calls have begun."""
-        return sum(len(getattr(self.order, sequence) or ()) for sequence in SEQUENCES)
+        return sum(len(getattr(self.order, sequence) or ()) for sequence in CALLS)
 
 
 class Launched(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.numerals import whole_number
-from otel_modtrack.order.show.from_spans import CALLS
+from otel_modtrack.order.sequences import CALLS
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.choose import Selection
 

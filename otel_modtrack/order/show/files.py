@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack.order.model import read_order
-from otel_modtrack.order.show.from_spans import SEQUENCES, Part, read_part
+from otel_modtrack.order.sequences import SEQUENCES
+from otel_modtrack.order.show.from_spans import Part, read_part
 from otel_modtrack.view.choose import Selection, choose_parts, select
 from otel_modtrack.view.model import build_trees, rank_order
 from otel_modtrack.view.paint import printable

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
 from otel_modtrack.order.model import Order
+from otel_modtrack.order.sequences import CALLS
 from otel_modtrack.order.show.placing import MOST_CALLS, Seen, place_by_index, place_by_time
 from otel_modtrack.view.tree import describe_part
 
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
     from otel_modtrack.order.model import Call
     from otel_modtrack.view.model import Node, Span
 
-__all__ = ["CALLS", "SEQUENCES", "Changed", "Part", "read_part"]
+__all__ = ["Changed", "Part", "read_part"]
 
-CALLS: Final = ("forward", "recompute", "backward")
-SEQUENCES: Final = (*CALLS, "parameters", "gradients")
 _REGION: Final = "region"  # what a named region has in place of a module's class
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_modtrack import semconv
 from otel_modtrack.numerals import plural
-from otel_modtrack.order.show.from_spans import CALLS, SEQUENCES
+from otel_modtrack.order.sequences import CALLS, SEQUENCES
 from otel_modtrack.order.show.outline import Kept, Outline
 from otel_modtrack.order.show.telling import name_parts, tell_order
 from otel_modtrack.usage import UsageError

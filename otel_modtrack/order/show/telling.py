@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.numerals import plural
-from otel_modtrack.order.show.from_spans import CALLS, SEQUENCES
+from otel_modtrack.order.sequences import CALLS, SEQUENCES
 from otel_modtrack.view.faults import name_file
 from otel_modtrack.view.paint import printable
 
