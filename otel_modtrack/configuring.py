@@ -45,7 +45,6 @@ class Telemetry:
         self._deliveries: list[Delivery] = []  # of spans
         self._reader: Reader | None = None
         self._exit_timeout_s = EXIT_TIMEOUT_S
-        self._is_told = False
         self._mention: tuple[Counts, str] | None = None  # told at the end if they delivered any
         self._pid = os.getpid()
 
@@ -91,9 +90,7 @@ class Telemetry:
             in_time &= one.shutdown(_until(spans_end_s))
         if self._reader is not None:
             in_time &= self._reader.end(_until(end_s))
-        if self.spans.lost and not self._is_told:
-            self._is_told = True
-            self.spans.tell_lost()
+        self.spans.tell_lost()
         self._say_where()
         return in_time
 
@@ -127,7 +124,6 @@ class Telemetry:
         from otel_modtrack.leaving import at_worker_exit  # noqa: PLC0415 - as in `_build`
 
         self._pid = os.getpid()
-        self._is_told = False
         self._mention = None  # its parent's to tell
         if self._is_ours():
             at_worker_exit(self._leave)

@@ -24,6 +24,13 @@ class Counts:
         self.delivered = 0
         self.lost_by_reason: Counter[str] = Counter()
         self._waiting: Any = lambda: 0
+        self._is_told = False
+
+    def start_anew(self) -> None:
+        """Nothing has become of anything yet: in a forked child."""
+        self.delivered = 0
+        self.lost_by_reason.clear()
+        self._is_told = False
 
     @property
     def lost(self) -> int:
@@ -37,8 +44,9 @@ class Counts:
         return found
 
     def tell_lost(self) -> None:
-        """Say in one line of the log what was lost, if anything was."""
-        if self.lost:
+        """Say in one line of the log what was lost, if anything was. Once."""
+        if self.lost and not self._is_told:
+            self._is_told = True
             reasons = ", ".join(f"{n:,} {why}" for why, n in self.lost_by_reason.most_common())
             logger.warning(
                 "%s of %s spans were lost: %s",

@@ -141,8 +141,7 @@ class Delivery:
         """The parent delivers what was there; a child begins with nothing, and without a thread."""
         self._renew()
         self.since_ns = time.time_ns()
-        self.counts.delivered = 0
-        self.counts.lost_by_reason.clear()
+        self.counts.start_anew()
         self._sender.after_fork()
 
     def _count_waiting(self) -> int:
@@ -159,11 +158,7 @@ class Delivery:
                 self.counts.lost_by_reason[reason] += 1
             return
         waiting.append(item)
-        if self._thread is None:
-            self.start()
-        if len(waiting) >= self._limits.batch and not self._woken:
-            self._woken = True
-            self._wake.put(None)
+        self._has_more(waiting)
 
     def put_all(self, items: Sequence[Any]) -> None:
         """Have several sent, as `put` does with one; the last ones are lost if there is no room."""
@@ -178,6 +173,9 @@ class Delivery:
             if not items:
                 return
         waiting.extend(items)  # of a list: not interrupted, as an append is not
+        self._has_more(waiting)
+
+    def _has_more(self, waiting: deque[Any]) -> None:
         if self._thread is None:
             self.start()
         if len(waiting) >= self._limits.batch and not self._woken:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
@@ -15,7 +12,7 @@ from otel_modtrack.otlp.delivery import Delivery
 from otel_modtrack.usage import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from otel_modtrack.otlp.counts import Counts
     from otel_modtrack.otlp.records import Record
@@ -104,54 +101,30 @@ class OtlpSpanProcessor(Processor):
         from otel_modtrack.otlp.settings import read_endpoint  # noqa: PLC0415
         from otel_modtrack.pipeline import exit_timeout_s as exit_s, read_limits  # noqa: PLC0415
 
-        _check(endpoint, headers, exit_timeout_s)
-        where = read_endpoint("traces", protocol, endpoint)
-        if headers is not None:
-            where = replace(where, headers={key.lower(): text for key, text in headers.items()})
+        if exit_timeout_s is not None:
+            _check_timeout(exit_timeout_s)
+        where = read_endpoint("traces", protocol, endpoint, headers)
         limits = read_limits(where.timeout_s)
         timeout_s = exit_s() if exit_timeout_s is None else exit_timeout_s
         delivery = Delivery(SpanSender(where), limits, on_start=self._in_a_worker)
         super().__init__(delivery, timeout_s)
         self.counts: Counts = delivery.counts
-        self._is_told = False
         delivery.start()
 
     def shutdown(self) -> None:
         """See `Processor.shutdown`; what was lost is told in one line of the log."""
         super().shutdown()
-        if not self._is_told:
-            self._is_told = True
-            self.counts.tell_lost()
+        self.counts.tell_lost()
 
     def _in_a_worker(self) -> None:
         leaving.at_worker_exit(self.shutdown)  # it leaves by os._exit
 
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-def _check(endpoint: object, headers: object, exit_timeout_s: object) -> None:
-    """What is given instead of a variable is looked at as that is. Quotes no header's value.
-
-    Raises:
-        ConfigurationError: if it cannot be used.
-    """
-    if endpoint is not None and not isinstance(endpoint, str):
-        raise ConfigurationError(f"endpoint= wants an address, not {type(endpoint).__name__}")
-    if exit_timeout_s is not None and (
-        isinstance(exit_timeout_s, bool)
-        or not isinstance(exit_timeout_s, (int, float))
-        or not (math.isfinite(exit_timeout_s) and exit_timeout_s >= 0)
+def _check_timeout(seconds: object) -> None:
+    """Raises ConfigurationError: if it is none."""
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, (int, float))
+        or not (math.isfinite(seconds) and seconds >= 0)
     ):
-        raise ConfigurationError(f"exit_timeout_s={exit_timeout_s!r} is no number of 0 or more")
-    if headers is None:
-        return
-    if not isinstance(headers, Mapping):
-        raise ConfigurationError(f"headers= wants a dict of texts, not {type(headers).__name__}")
-    for name, value in headers.items():
-        if not (isinstance(name, str) and _HEADER_NAME.fullmatch(name)):
-            raise ConfigurationError(f"headers=: {name!r} is no name of a header")
-        if not isinstance(value, str) or not (value.isprintable() and value == value.strip()):
-            raise ConfigurationError(
-                f"headers=: the value of {name!r} is no text of one line without spaces around it"
-            )
+        raise ConfigurationError(f"exit_timeout_s={seconds!r} is no number of 0 or more")

@@ -16,7 +16,7 @@ from otel_modtrack.otlp import variables
 from otel_modtrack.usage import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 __all__ = ["GRPC", "HTTP", "JSON", "SIGNALS", "Endpoint", "Tls", "read_endpoint"]
 
@@ -78,16 +78,22 @@ class Endpoint:
         return f"<Endpoint {self.signal} {self.protocol} {self.shown}>"
 
 
-def read_endpoint(signal: str, protocol: str | None = None, address: str | None = None) -> Endpoint:
+def read_endpoint(
+    signal: str,
+    protocol: str | None = None,
+    address: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Endpoint:
     """The endpoint that the environment names for a signal, or the default one.
 
     Args:
         signal: one of `SIGNALS`.
         protocol: to use whatever the environment says.
         address: likewise, as a signal's own variable would have it.
+        headers: likewise.
 
     Raises:
-        ConfigurationError: if a variable cannot be used.
+        ConfigurationError: if a variable or an argument cannot be used.
     """
 
     def names(setting: str) -> tuple[str, str]:
@@ -105,6 +111,8 @@ def read_endpoint(signal: str, protocol: str | None = None, address: str | None 
     url, variable = variables.text(*names("ENDPOINT"))
     is_own = variable == names("ENDPOINT")[0] and bool(url)
     if address is not None:
+        if not isinstance(address, str):
+            raise ConfigurationError(f"{_ARGUMENT} wants an address, not {type(address).__name__}")
         url, variable, is_own = address.strip(), _ARGUMENT, True
     parts = _split(url or _DEFAULT[protocol], variable, protocol)
     shown = _shown(parts)
@@ -122,7 +130,7 @@ def read_endpoint(signal: str, protocol: str | None = None, address: str | None 
         protocol=protocol,
         url=address,
         shown=shown,
-        headers=_headers(names("HEADERS"), protocol),
+        headers=_headers(names("HEADERS"), protocol, headers),
         timeout_s=variables.number(_TIMEOUT_S, *names("TIMEOUT"), at_least=0.001),
         compression=variables.choice(("gzip", "none"), *names("COMPRESSION")) or "none",
         tls=_read_tls(names),
@@ -143,11 +151,17 @@ def _check_installed(protocol: str, variable: str) -> None:
         )
 
 
-def _headers(names: tuple[str, str], protocol: str) -> dict[str, str]:
-    found = variables.pairs(*names, headers=True)
+def _headers(
+    names: tuple[str, str], protocol: str, given: Mapping[str, str] | None
+) -> dict[str, str]:
+    if given is None:
+        found, source = variables.pairs(*names, headers=True), variables.text(*names)[1]
+    else:
+        source = "headers="
+        found = variables.headers(given, source)
     if protocol == GRPC and not all(_GRPC_HEADER.fullmatch(name) for name in found):
         raise ConfigurationError(  # names are not told: one may be a token without its name
-            f"{variables.text(*names)[1]} has a name in it that gRPC does not take; use letters,"
+            f"{source} has a name in it that gRPC does not take; use letters,"
             " digits, -, _ and ., without -bin at the end"
         )
     return found

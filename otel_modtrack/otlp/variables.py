@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -15,7 +16,7 @@ from otel_modtrack.usage import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["choice", "flag", "is_text", "number", "pairs", "text", "truth", "whole"]
+__all__ = ["choice", "flag", "headers", "is_text", "number", "pairs", "text", "truth", "whole"]
 
 # A header's name: a token, as RFC 9110 has it.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -139,6 +140,28 @@ def pairs(*names: str, headers: bool) -> dict[str, str]:
             )
         found[key.lower() if headers else key] = content
     return found
+
+
+def headers(given: Mapping[str, str], name: str) -> dict[str, str]:
+    """Headers that are an argument in place of a variable, with names in lower case.
+
+    Args:
+        given: the argument.
+        name: what it is called in a sentence.
+
+    Raises:
+        ConfigurationError: if it is no dict, or has something in it that is no header.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{name} wants a dict of texts, not {type(given).__name__}")
+    for key, value in given.items():
+        if not (isinstance(key, str) and _NAME.fullmatch(key)):
+            raise ConfigurationError(f"{name}: {key!r} is no name of a header")
+        if not isinstance(value, str) or not _is_header_value(value) or value != value.strip():
+            raise ConfigurationError(
+                f"{name}: the value of {key!r} is no text of one line without spaces around it"
+            )
+    return {key.lower(): value for key, value in given.items()}
 
 
 def shown(value: str) -> str:

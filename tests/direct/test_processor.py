@@ -193,6 +193,7 @@ def test_importing_costs_nothing() -> None:
         ({"exit_timeout_s": -1}, r"^exit_timeout_s=-1 is no number of 0 or more$"),
         ({"headers": "a"}, r"^headers= wants a dict of texts, not str$"),
         ({"headers": {"a b": "c"}}, r"^headers=: 'a b' is no name of a header$"),
+        ({"protocol": "grpc", "headers": {"a!": "b"}}, r"^headers= has a name in it that gRPC"),
         ({"headers": {"a": 1}}, r"^headers=: the value of 'a' is no text of one line"),
         ({"headers": {"a": "secret\n"}}, r"^headers=: the value of 'a' (?!.*secret)"),
     ],
