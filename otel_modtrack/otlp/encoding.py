@@ -23,12 +23,13 @@ from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from otel_modtrack.otlp.groups import Groups
 from otel_modtrack.otlp.records import Place, Template, as_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import TypeAlias
+    from collections.abc import Iterable, Iterator
 
+    from otel_modtrack.otlp.groups import Around
     from otel_modtrack.otlp.records import Record
 
 __all__ = ["agrees", "encode"]
@@ -249,7 +250,7 @@ class _PackedPlace:
         if place.state is not None:
             state = ",".join(f"{key}={value}" for key, value in place.state.items())
         flags = _Span.HAS_IS_REMOTE | (_Span.IS_REMOTE if place.remote else 0)
-        self.group = _group(place.resource, place.scope)
+        self.group = _Groups.around(place.resource, place.scope)
         self.before = trace_id + _tag(_Span.SPAN_ID, LENGTH) + _varint(_ID_BYTES)
         self.between = _text(_Span.TRACE_STATE, state)
         self.between_parent = self.between + _PARENT_TAG
@@ -290,42 +291,39 @@ _MOST_HEADS = 4096
 # -- requests -----------------------------------------------------------------------------------
 
 
-_Group: TypeAlias = "tuple[bytes, bytes, bytes, bytes]"
+class _Groups(Groups[bytes]):
+    """Fields of ScopeSpans. Around them are resource and scope, each with its schema."""
 
+    nothing = b""
 
-class _Groups:
-    """The spans of a request, by what stands around them: resource and scope with their schemas."""
+    @staticmethod
+    def encode_around(span: sdk_trace.ReadableSpan) -> Around:
+        """See `Groups.encode_around`."""
+        (of_resource,) = encode_spans([span]).resource_spans
+        (of_scope,) = of_resource.scope_spans
+        return (
+            (
+                _sized(_ResourceSpans.RESOURCE, of_resource.resource.SerializeToString()),
+                _text(_ResourceSpans.SCHEMA_URL, of_resource.schema_url),
+            ),
+            (
+                _sized(_ScopeSpans.SCOPE, of_scope.scope.SerializeToString()),
+                _text(_ScopeSpans.SCHEMA_URL, of_scope.schema_url),
+            ),
+        )
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], dict[tuple[bytes, bytes], list[bytes]]] = {}
-        # Spans to be encoded, and where they belong.
-        self._left: list[tuple[sdk_trace.ReadableSpan, list[bytes], int]] = []
-
-    def pieces(self, group: _Group) -> list[bytes]:
-        """Fields of a ScopeSpans, to be added to."""
-        return self._known.setdefault(group[:2], {}).setdefault(group[2:], [])
-
-    def add(self, span: sdk_trace.ReadableSpan) -> None:
-        """A span, for OpenTelemetry's encoder. It keeps its place among the others."""
-        pieces = self.pieces(_group(span.resource, span.instrumentation_scope))
-        self._left.append((span, pieces, len(pieces)))
-        pieces.append(b"")
-
-    def encode_added(self) -> None:
-        """All of them at once, for each time resources and scopes are encoded, too."""
-        places: dict[bytes, list[tuple[list[bytes], int]]] = {}
-        for span, pieces, at in self._left:
-            context: Any = span.get_span_context()
-            key = context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
-            places.setdefault(key, []).append((pieces, at))
-        for of_resource in encode_spans([span for span, _, _ in self._left]).resource_spans:
+    def encode(
+        self, spans: Iterable[sdk_trace.ReadableSpan]
+    ) -> Iterator[tuple[tuple[int, int], bytes]]:
+        """See `Groups.encode`."""
+        for of_resource in encode_spans(list(spans)).resource_spans:
             for of_scope in of_resource.scope_spans:
-                for encoded in of_scope.spans:
-                    pieces, at = places[encoded.trace_id + encoded.span_id].pop(0)
-                    pieces[at] = _sized(_ScopeSpans.SPANS, encoded.SerializeToString())
+                for one in of_scope.spans:
+                    ids = int.from_bytes(one.trace_id, "big"), int.from_bytes(one.span_id, "big")
+                    yield ids, _sized(_ScopeSpans.SPANS, one.SerializeToString())
 
     def request(self) -> bytes:
-        """All of it."""
+        """See `Groups.request`."""
         return b"".join(
             _sized(
                 _Request.RESOURCE_SPANS,
@@ -336,41 +334,8 @@ class _Groups:
                 )
                 + schema,
             )
-            for (resource, schema), scopes in self._known.items()
+            for (resource, schema), scopes in self.known.items()
         )
-
-
-def _around(of_resource: Any, of_scope: Any) -> _Group:
-    """What stands around the spans in OpenTelemetry's ResourceSpans and one of its ScopeSpans."""
-    return (
-        _sized(_ResourceSpans.RESOURCE, of_resource.resource.SerializeToString()),
-        _text(_ResourceSpans.SCHEMA_URL, of_resource.schema_url),
-        _sized(_ScopeSpans.SCOPE, of_scope.scope.SerializeToString()),
-        _text(_ScopeSpans.SCHEMA_URL, of_scope.schema_url),
-    )
-
-
-_known_groups: dict[tuple[int, int], tuple[Any, Any, _Group]] = {}  # with what they are of
-_MOST_GROUPS = 64
-
-
-def _group(resource: Resource, scope: InstrumentationScope | None) -> _Group:
-    """What stands around the spans of a resource and scope, by OpenTelemetry's encoder."""
-    known = _known_groups.get((id(resource), id(scope)))
-    if known is not None:
-        return known[2]
-    sample = sdk_trace.ReadableSpan(
-        "",
-        trace.SpanContext(1, 1, is_remote=False),
-        resource=resource,
-        instrumentation_scope=scope,
-    )
-    (of_resource,) = encode_spans([sample]).resource_spans
-    group = _around(of_resource, of_resource.scope_spans[0])
-    if len(_known_groups) >= _MOST_GROUPS:
-        _known_groups.clear()
-    _known_groups[id(resource), id(scope)] = resource, scope, group
-    return group
 
 
 def encode(
@@ -385,11 +350,10 @@ def encode(
     """
     groups = _Groups()
     times, heads = _TIMES.pack, _HEADS
-    last, pieces, has_spans = None, [], False
+    last, pieces = None, []
     for one in batch:
         if type(one) is not tuple:
             groups.add(one)  # type: ignore[arg-type]
-            has_spans = True
             continue
         place, template, span_id, parent_id, start_ns, end_ns, link, events = one
         try:
@@ -401,7 +365,6 @@ def encode(
             inner = b"".join(map(_event, events)) if events else b""
         except (TypeError, ValueError, struct.error):
             groups.add(as_readable(one))
-            has_spans = True
             continue
         size += packed.size
         between = packed.between
@@ -430,8 +393,7 @@ def encode(
             status,
             packed.end,
         )
-    if has_spans:
-        groups.encode_added()
+    groups.encode_added()
     return groups.request()
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.json.common.trace_encoder import encode_spans
-from opentelemetry.sdk import trace as sdk_trace
 from opentelemetry.sdk.resources import Resource
 
+from otel_modtrack.otlp.groups import Groups
 from otel_modtrack.otlp.records import Place, Template, as_readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.sdk import trace as sdk_trace
 
+    from otel_modtrack.otlp.groups import Around
     from otel_modtrack.otlp.records import Record
 
 __all__ = ["encode_json"]
@@ -43,51 +44,37 @@ _STAND_INS: Final = {
 _ANY_STAND_IN: Final = re.compile("|".join(_STAND_INS))
 
 
-class _Groups:
-    """The texts of spans, by those of their resource and scope."""
+class _Groups(Groups[str]):
+    """Texts of spans. Around them are those of their resource and scope."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, list[str]]] = {}
-        # Spans to be encoded, and where they belong.
-        self._left: list[tuple[sdk_trace.ReadableSpan, list[str], int]] = []
+    nothing = ""
 
-    def spans(self, resource: str, scope: str) -> list[str]:
-        """To be added to."""
-        return self._known.setdefault(resource, {}).setdefault(scope, [])
+    @staticmethod
+    def encode_around(span: sdk_trace.ReadableSpan) -> Around:
+        """See `Groups.encode_around`."""
+        (of_resource,) = encode_spans([span]).to_dict()["resourceSpans"]
+        (of_scope,) = of_resource.pop("scopeSpans")
+        del of_scope["spans"]
+        return _dump(of_resource), _dump(of_scope)
 
-    def add(self, span: sdk_trace.ReadableSpan) -> None:
-        """A span, for OpenTelemetry's encoder. It keeps its place among the others."""
-        resource, scope = _around(span.resource, span.instrumentation_scope)
-        texts = self.spans(resource, scope)
-        self._left.append((span, texts, len(texts)))
-        texts.append("")
-
-    def encode_added(self) -> None:
-        """All of them at once, for each time resources and scopes are encoded, too."""
-        places: dict[tuple[str, str], list[tuple[list[str], int]]] = {}
-        for span, texts, at in self._left:
-            context: Any = span.get_span_context()
-            key = f"{context.trace_id:032x}", f"{context.span_id:016x}"
-            places.setdefault(key, []).append((texts, at))
-        if not places:
-            return
-        for of_resource in encode_spans([span for span, _, _ in self._left]).to_dict()[
-            "resourceSpans"
-        ]:
+    def encode(
+        self, spans: Iterable[sdk_trace.ReadableSpan]
+    ) -> Iterator[tuple[tuple[int, int], str]]:
+        """See `Groups.encode`."""
+        for of_resource in encode_spans(list(spans)).to_dict()["resourceSpans"]:
             for of_scope in of_resource["scopeSpans"]:
-                for encoded in of_scope["spans"]:
-                    texts, at = places[encoded["traceId"], encoded["spanId"]].pop(0)
-                    texts[at] = _dump(encoded)
+                for one in of_scope["spans"]:
+                    yield (int(one["traceId"], 16), int(one["spanId"], 16)), _dump(one)
 
     def request(self) -> bytes:
-        """All of it."""
+        """See `Groups.request`."""
         text = ",".join(
             _with(
                 resource,
                 "scopeSpans",
                 ",".join(_with(scope, "spans", ",".join(spans)) for scope, spans in scopes.items()),
             )
-            for resource, scopes in self._known.items()
+            for resource, scopes in self.known.items()
         )
         return f'{{"resourceSpans":[{text}]}}'.encode()
 
@@ -125,31 +112,6 @@ def _text(template: Template, shape: tuple[bool, bool, bool]) -> str:
 _NOTHING = Resource({})
 
 
-_known_groups: dict[tuple[int, int], tuple[Any, Any, tuple[str, str]]] = {}
-_MOST_GROUPS = 64
-
-
-def _around(resource: Resource, scope: InstrumentationScope | None) -> tuple[str, str]:
-    """The texts of resource and scope."""
-    known = _known_groups.get((id(resource), id(scope)))
-    if known is not None:
-        return known[2]
-    sample = sdk_trace.ReadableSpan(
-        "",
-        trace.SpanContext(1, 1, is_remote=False),
-        resource=resource,
-        instrumentation_scope=scope,
-    )
-    (of_resource,) = encode_spans([sample]).to_dict()["resourceSpans"]
-    (of_scope,) = of_resource.pop("scopeSpans")
-    del of_scope["spans"]
-    found = _dump(of_resource), _dump(of_scope)
-    if len(_known_groups) >= _MOST_GROUPS:
-        _known_groups.clear()
-    _known_groups[id(resource), id(scope)] = resource, scope, found
-    return found
-
-
 def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
     """An ExportTraceServiceRequest with the spans of a batch, as JSON.
 
@@ -173,7 +135,7 @@ def encode_json(batch: Iterable[Record | sdk_trace.ReadableSpan]) -> bytes:
             groups.add(as_readable(one))
             continue
         trace_id = f"{place.trace_id:032x}"
-        groups.spans(*_around(place.resource, place.scope)).append(
+        groups.pieces(groups.around(place.resource, place.scope)).append(
             text
             % {
                 "trace": trace_id,
