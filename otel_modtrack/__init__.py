@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from otel_modtrack.lazily import lazily
 from otel_modtrack.usage import ConfigurationError
 from otel_modtrack.version import __version__
 
@@ -26,21 +27,14 @@ __all__ = [
     "region",
 ]
 
-_PLACES = {
-    "ModTracker": "tracker",
-    "Policy": "policy",
-    "Telemetry": "configuring",
-    "configure": "configuring",
-    "region": "scopes",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load torch only when a tracker is wanted: `otel-modtrack view` works without it."""
-    place = _PLACES.get(name)
-    if place is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    import importlib  # noqa: PLC0415
-
-    return getattr(importlib.import_module(f"otel_modtrack.{place}"), name)
+# torch is loaded when a tracker is wanted: `otel-modtrack view` works without it.
+__getattr__ = lazily(
+    __name__,
+    {
+        "ModTracker": "tracker",
+        "Policy": "policy",
+        "Telemetry": "configuring",
+        "configure": "configuring",
+        "region": "scopes",
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from otel_modtrack.lazily import lazily
 from otel_modtrack.order.difference import Difference, Side, first_difference
 from otel_modtrack.order.model import Call, Order, read_order
 
@@ -27,22 +28,15 @@ __all__ = [
     "trace_execution_order",
 ]
 
-_PLACES = {
-    "ExecutionOrder": "execution",
-    "OrderError": "symbolic",
-    "ParamUsage": "execution",
-    "TracingConfig": "symbolic",
-    "compare_ranks": "across",
-    "trace_execution_order": "symbolic",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load torch only where an order is made: files of orders are compared without it."""
-    place = _PLACES.get(name)
-    if place is None:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-    import importlib  # noqa: PLC0415
-
-    return getattr(importlib.import_module(f"otel_modtrack.order.{place}"), name)
+# torch is loaded where an order is made: files of orders are compared without it.
+__getattr__ = lazily(
+    __name__,
+    {
+        "ExecutionOrder": "execution",
+        "OrderError": "symbolic",
+        "ParamUsage": "execution",
+        "TracingConfig": "symbolic",
+        "compare_ranks": "across",
+        "trace_execution_order": "symbolic",
+    },
+)

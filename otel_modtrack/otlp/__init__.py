@@ -8,7 +8,9 @@ OpenTelemetry's own library here, too; those that nobody asked for are never mad
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from otel_modtrack.lazily import lazily
 
 if TYPE_CHECKING:
     from otel_modtrack.otlp.processor import OtlpSpanProcessor
@@ -16,10 +18,5 @@ if TYPE_CHECKING:
 __all__ = ["OtlpSpanProcessor"]
 
 
-def __getattr__(name: str) -> Any:
-    """`OtlpSpanProcessor`, imported when it is asked for: the SDK is optional."""
-    if name == "OtlpSpanProcessor":
-        from otel_modtrack.otlp.processor import OtlpSpanProcessor  # noqa: PLC0415
-
-        return OtlpSpanProcessor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The SDK is optional.
+__getattr__ = lazily(__name__, {"OtlpSpanProcessor": "processor"})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from otel_modtrack.numerals import whole_number
 from otel_modtrack.view.choose import Selection
 from otel_modtrack.view.narrow import PHASES, Narrowing
 from otel_modtrack.view.options import Options
 
-__all__ = ["add_arguments", "read_options"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["add_arguments", "add_selection", "read_options"]
 
 _TOP_ROWS: Final = 20
 _EXPORTS: Final = {
@@ -30,24 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file of OTLP JSON lines, compressed by gzip or not; - for stdin; files come first",
     )
     chosen = parser.add_argument_group("which spans")
-    chosen.add_argument(
-        "--step",
-        type=whole_number(at_least=0),
-        metavar="N",
-        help="number of the training step (default for a tree: the last)",
-    )
-    chosen.add_argument("--trace", metavar="ID", help="id of a trace, or how it begins")
-    chosen.add_argument(
-        "--rank", type=whole_number(at_least=0), metavar="R", help="of one rank alone"
-    )
-    chosen.add_argument(
-        "--phase",
-        action="append",
-        choices=PHASES,
-        default=[],
-        help=f"{', '.join(PHASES)}; may be repeated",
-        metavar="P",
-    )
+    add_selection(chosen, PHASES, default="default for a tree: the last")
     chosen.add_argument(
         "--module",
         action="append",
@@ -96,6 +82,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     written = parser.add_argument_group("files for other viewers")
     for name, text in _EXPORTS.items():
         written.add_argument(f"--{name}", metavar="OUT", help=text)
+
+
+def add_selection(group: argparse._ArgumentGroup, phases: Sequence[str], *, default: str) -> None:
+    """Add the options that say which spans are meant.
+
+    Args:
+        group: that they are added to.
+        phases: that can be chosen.
+        default: what it is without a step, in words.
+    """
+    group.add_argument(
+        "--step",
+        type=whole_number(at_least=0),
+        metavar="N",
+        help=f"number of the training step ({default})",
+    )
+    group.add_argument("--trace", metavar="ID", help="id of a trace, or how it begins")
+    group.add_argument(
+        "--rank", type=whole_number(at_least=0), metavar="R", help="of one rank alone"
+    )
+    group.add_argument(
+        "--phase",
+        action="append",
+        choices=phases,
+        default=[],
+        help=f"{', '.join(phases)}; may be repeated",
+        metavar="P",
+    )
 
 
 def read_options(chosen: argparse.Namespace, *, colour: bool) -> Options:

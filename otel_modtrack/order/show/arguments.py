@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from otel_modtrack.numerals import whole_number
 from otel_modtrack.order.sequences import CALLS
 from otel_modtrack.usage import UsageError
+from otel_modtrack.view.arguments import add_selection
 from otel_modtrack.view.choose import Selection
 
 if TYPE_CHECKING:
@@ -99,24 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Order.save wrote; files come first",
     )
     chosen = parser.add_argument_group("which calls")
-    chosen.add_argument(
-        "--step",
-        type=whole_number(at_least=0),
-        metavar="N",
-        help="number of the training step (default: the last that all ranks have)",
-    )
-    chosen.add_argument("--trace", metavar="ID", help="id of a trace, or how it begins")
-    chosen.add_argument(
-        "--rank", type=whole_number(at_least=0), metavar="R", help="of one rank alone"
-    )
-    chosen.add_argument(
-        "--phase",
-        action="append",
-        choices=CALLS,
-        default=[],
-        help=f"{', '.join(CALLS)}; may be repeated",
-        metavar="P",
-    )
+    add_selection(chosen, CALLS, default="default: the last that all ranks have")
     listed = parser.add_argument_group("what is listed of them")
     listed.add_argument(
         "--module",
