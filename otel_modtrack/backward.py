@@ -252,6 +252,39 @@ class Run:
         self.unit.regions.append(region)
         return region
 
+    def peek(self) -> tuple[list[Region], list[Region]]:
+        """As `fold`, without any change, so that any thread may ask.
+
+        Returns:
+            The regions that are not made yet, which nobody else sees, and those that are open.
+        """
+        plan, owner = self.plan, self._owner
+        known, still_open = dict(self._regions), list(self._open)
+        new: list[Region] = []
+        for key, at_ns in self.events[self._folded :]:
+            if key in plan.captured or (call := plan.owner(key)) is owner:
+                continue
+            owner, keep = call, 0
+            missing: list[Region] = []
+            while call is not None and call.subject.kind in CALLS and call.phase != _BACKWARD:
+                depths = (at for at, one in enumerate(still_open, 1) if one.forward is call)
+                keep = next(depths, 0)
+                if keep:
+                    break
+                missing.append(call)
+                call = real(call.parent)
+            del still_open[keep:]
+            for call in reversed(missing):
+                region = known.get(call)
+                if region is None:
+                    parent = still_open[-1] if still_open else self.root or self.place
+                    region = Region(call.subject, parent, _BACKWARD, at_ns, self.unit)  # type: ignore[arg-type]
+                    region.forward = call
+                    known[call] = region
+                    new.append(region)
+                still_open.append(region)
+        return new, still_open
+
     def _take_in_recompute(self, call: Region, region: Region) -> None:
         """Reentrant checkpointing: the block's backward began with its recomputation.
 

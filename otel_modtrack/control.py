@@ -51,12 +51,15 @@ class Control:
     Args:
         policy: that it follows.
         rank: tells the rank of this process.
+
+    Attributes:
+        count: how many steps have begun.
     """
 
     def __init__(self, policy: Policy, rank: Callable[[], int] = lambda: 0) -> None:
         self.policy = policy
         self._rank = rank
-        self._count = 0
+        self.count = 0
         self._asked = 0
         self._medians: dict[object, _Median] = {}
         self._lock = threading.Lock()
@@ -72,7 +75,7 @@ class Control:
             return Want.LEAVE
         if self._asked:
             return Want.KEEP
-        named = policy.wants_step(number, self._count)
+        named = policy.wants_step(number, self.count)
         if policy.outliers is None:
             return Want.KEEP if named else Want.LEAVE
         chosen = policy.every is not None or policy.first is not None
@@ -81,14 +84,14 @@ class Control:
     def begin(self, number: int) -> Want:
         """A step begins."""
         found = self.next(number)
-        self._count += 1
+        self.count += 1
         if self._asked and found is Want.KEEP:
             self._asked -= 1
         return found
 
     def passed(self) -> None:
         """A step is over that was not recorded, and whose beginning was not seen."""
-        self._count += 1
+        self.count += 1
 
     def records_rank(self) -> bool:
         """Whether this process records."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_modtrack.order.sequences import NAMES, SEQUENCES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from otel_modtrack.order.model import Call, Order
 
@@ -103,6 +103,25 @@ class Difference:
                 for side in self.sides
             ],
         }
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> Difference:
+        """What `as_dict` has made a dict of."""
+        return Difference(
+            found["sequence"],
+            found["position"],
+            tuple(found["before"]),
+            tuple(
+                Side(
+                    tuple(side["names"]),
+                    side["fqn"],
+                    side["position"],
+                    tuple(side["inside"]),
+                    tuple(side["after"]),
+                )
+                for side in found["sides"]
+            ),
+        )
 
     def __str__(self) -> str:
         """The report: the sentence, and a table of what is around the position."""

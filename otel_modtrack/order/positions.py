@@ -236,21 +236,7 @@ class Report:
         told = json.loads(data)
         found = told["difference"]
         if found is not None:
-            told["difference"] = Difference(
-                found["sequence"],
-                found["position"],
-                tuple(found["before"]),
-                tuple(
-                    Side(
-                        tuple(side["names"]),
-                        side["fqn"],
-                        side["position"],
-                        tuple(side["inside"]),
-                        tuple(side["after"]),
-                    )
-                    for side in found["sides"]
-                ),
-            )
+            told["difference"] = Difference.from_dict(found)
         told["stuck"] = [(rank, episode) for rank, episode in told["stuck"]]
         return Report(**told)
 

@@ -17,7 +17,7 @@ from opentelemetry import trace
 
 from otel_modtrack import semconv
 from otel_modtrack.comm.ledger import Ledger
-from otel_modtrack.core import CORE, THREADS, real
+from otel_modtrack.core import CORE, THREADS
 from otel_modtrack.order.positions import Launched, Moment, Position, Report, Work
 from otel_modtrack.order.recorded import order_of
 from otel_modtrack.regions import CALLS, Kind, Phase, Region
@@ -238,16 +238,10 @@ def _signature(state: ThreadState) -> tuple[Any, ...]:
 def _steps() -> int:
     """How many steps have begun in this process."""
     control = CORE.sink.control
-    return control._count if control is not None else 0  # noqa: SLF001
+    return control.count if control is not None else 0
 
 
-def _work(
-    moment: Moment,
-    unit: Unit,
-    regions: Sequence[Region],
-    *,
-    ended: bool,
-) -> Work:
+def _work(moment: Moment, unit: Unit, regions: Sequence[Region], *, ended: bool) -> Work:
     if moment.calls < 0:
         moment = moment._replace(number=unit.step)
     failed = any(region.failure is not None for region in regions)
@@ -273,41 +267,9 @@ def _began(unit: Unit) -> tuple[list[Region], dict[Run, list[Region]]]:
     opened = {}
     for run in list(CORE.runs.values()):
         if run.unit is unit and not run.plan.by_node:  # else nodes would have to be asked
-            new, opened[run] = _unfolded(run)
+            new, opened[run] = run.peek()
             regions += new
     return sorted(regions, key=lambda region: region.start_ns), opened
-
-
-def _unfolded(run: Run) -> tuple[list[Region], list[Region]]:
-    """As `Run.fold`, without any change: the regions that are not made yet, and those now open."""
-    plan = run.plan
-    known = dict(run._regions)  # noqa: SLF001
-    still_open = list(run._open)  # noqa: SLF001
-    owner = run._owner  # noqa: SLF001
-    new: list[Region] = []
-    for key, at_ns in run.events[run._folded :]:  # noqa: SLF001
-        if key in plan.captured or (call := plan.owner(key)) is owner:
-            continue
-        owner, keep = call, 0
-        missing: list[Region] = []
-        while call is not None and call.subject.kind in CALLS and call.phase != Phase.BACKWARD:
-            depths = (at for at, one in enumerate(still_open, 1) if one.forward is call)
-            keep = next(depths, 0)
-            if keep:
-                break
-            missing.append(call)
-            call = real(call.parent)
-        del still_open[keep:]
-        for call in reversed(missing):
-            region = known.get(call)
-            if region is None:
-                parent = still_open[-1] if still_open else run.root or run.place
-                region = Region(call.subject, parent, Phase.BACKWARD, at_ns, run.unit)  # type: ignore[arg-type]
-                region.forward = call
-                known[call] = region
-                new.append(region)
-            still_open.append(region)
-    return new, still_open
 
 
 def _inside(state: ThreadState, opened: dict[Run, list[Region]]) -> list[str]:

@@ -26,7 +26,6 @@ from otel_modtrack.order import Call, Order, watch
 from otel_modtrack.order.across import compare_ranks
 from otel_modtrack.order.judging import judge
 from otel_modtrack.order.positions import Launched, Moment, Position, Report, Work
-from otel_modtrack.order.view import _unfolded
 from otel_modtrack.order.watch import OrderWatch
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ def test_a_backward_is_told_without_a_change(provider: TracerProvider) -> None:
         before._open, before._regions = list(run._open), dict(run._regions)
         known = len(unit.regions)
         run.locate()  # makes the regions, of what has fired and of the node that runs now
-        new, still_open = _unfolded(before)
+        new, still_open = before.peek()
         assert [repr(one) for one in new] == [repr(one) for one in unit.regions[known:]]
         assert [one.parent.subject for one in new if one.parent] == [
             one.parent.subject for one in unit.regions[known:] if one.parent
