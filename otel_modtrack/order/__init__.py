@@ -11,7 +11,8 @@ from otel_modtrack.order.model import Call, Order, read_order
 if TYPE_CHECKING:
     from otel_modtrack.order.across import compare_ranks
     from otel_modtrack.order.execution import ExecutionOrder, ParamUsage
-    from otel_modtrack.order.symbolic import OrderError, TracingConfig, trace_execution_order
+    from otel_modtrack.order.fx_error import OrderError
+    from otel_modtrack.order.symbolic import TracingConfig, trace_execution_order
 
 __all__ = [
     "Call",
@@ -33,7 +34,7 @@ __getattr__ = lazily(
     __name__,
     {
         "ExecutionOrder": "execution",
-        "OrderError": "symbolic",
+        "OrderError": "fx_error",
         "ParamUsage": "execution",
         "TracingConfig": "symbolic",
         "compare_ranks": "across",
