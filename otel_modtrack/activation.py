@@ -11,7 +11,7 @@ from otel_modtrack.children import ChildSwap
 from otel_modtrack.comm.telling import EACH, OFF
 from otel_modtrack.core import CORE
 from otel_modtrack.current import ContextReader
-from otel_modtrack.forward import ForwardSwap
+from otel_modtrack.forward_swap import ForwardSwap
 from otel_modtrack.interrupts import from_signal_handler
 from otel_modtrack.launches import EngineSwap
 from otel_modtrack.loading import LoadSwap
