@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import gc
 import json
 import math
@@ -19,13 +18,12 @@ import random
 import statistics
 import sys
 import tempfile
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from opentelemetry.sdk.trace import TracerProvider
-from overhead import Loop, Settings, parse, say, spread
+from overhead import Loop, Settings, parse, prepare, publish, say, spread
 from programs import (
     OFF,
     WAYS,
@@ -36,7 +34,7 @@ from programs import (
     program_variants,
     without_collectives,
 )
-from report import INFER, TRAIN, environment
+from report import INFER, TRAIN
 from telemetry import Dropping
 from torch import multiprocessing
 from variants import UNTRACKED
@@ -149,7 +147,7 @@ def in_two_processes(settings: Settings) -> list[dict[str, Any]]:
 def _worker(rank: int, folder: str, settings: Settings) -> None:
     if rank:
         sys.stderr = pathlib.Path(os.devnull).open("w")  # noqa: SIM115 - rank 0 tells for both
-    _prepare()
+    prepare()
     with _group(rank, world=2, folder=folder):
         results = _all_reduces(all_reducing((1,)), _provider(), settings)
     if not rank:
@@ -174,13 +172,6 @@ def _provider() -> TracerProvider:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(Dropping())
     return provider
-
-
-def _prepare() -> None:
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        del os.environ[name]  # limits and samplers of the caller's are not what is measured
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch's, about the modes that are compared with
 
 
 # -- telling ------------------------------------------------------------------------------------
@@ -236,23 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write. A missed target is told, and is not an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options, settings = parse(parser, argv, Settings(rounds=12), "collectives.json")
-    _prepare()
+    prepare()
     results = in_one_process(settings) + in_two_processes(settings)
-    report = {
-        "environment": environment(),
-        "settings": dataclasses.asdict(settings) | {"quick": options.quick},
-        "results": results,
-        "verdicts": verdicts(results),
-    }
-    print(" ".join(f"{key}={value}" for key, value in report["environment"].items()))
-    for result in results:
-        print(f"\n{table(result)}")
-    print("\nTargets")
-    for verdict in report["verdicts"]:
-        print(f"  {verdict}")
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    say(f"\nwritten: {options.json}")
-    return 0
+    found = verdicts(results)
+    return publish(options, settings, results, table, found, verdicts=found)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import json
-import os
 import pathlib
 import re
 import statistics
@@ -21,15 +19,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from overhead import Loop, Settings, parse, say, spread, turns
-from report import environment
+from overhead import Loop, Settings, parse, prepare, publish, say, spread, turns
 from variants import UNTRACKED, Variant, naive, tracked, untracked
 from workloads import GPT, WORKLOADS, Workload
 
@@ -343,10 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     default = Settings(rounds=12, visit_s=0.1, clock="cpu")
     options, settings = parse(parser, argv, default, "export.json")
     settings = dataclasses.replace(settings, clock="cpu")
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        del os.environ[name]  # where the caller exports to is not what is measured
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch's, about the hooks that are compared with
+    prepare()
     with _running() as collector:
         roads = Roads(collector)
         try:
@@ -357,24 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.unfreeze()
             roads.close()
         long_run = many(collector, options.spans) if options.spans > 0 else None
-    report = {
-        "environment": environment(),
-        "settings": dataclasses.asdict(settings) | {"quick": options.quick},
-        "results": results,
-        "long_run": long_run,
-        "verdicts": verdicts(results),
-    }
-    print(" ".join(f"{key}={value}" for key, value in report["environment"].items()))
-    for result in results:
-        print(f"\n{table(result)}")
-    print("\nTargets")
-    for verdict in report["verdicts"]:
-        print(f"  {verdict}")
-    if long_run is not None:
-        print(f"  {tell_many(long_run)}")
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    say(f"\nwritten: {options.json}")
-    return 0
+    found = verdicts(results)
+    told = [tell_many(long_run)] if long_run is not None else []
+    return publish(
+        options, settings, results, table, [*found, *told], long_run=long_run, verdicts=found
+    )
 
 
 if __name__ == "__main__":

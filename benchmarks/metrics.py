@@ -11,8 +11,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import json
-import os
 import random
 import statistics
 import sys
@@ -23,8 +21,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation, View
-from overhead import CLOCKS, Settings, parse, say, spread
-from report import environment
+from overhead import CLOCKS, Settings, forget_environment, parse, publish, say, spread
 
 from otel_modtrack import metrics, sdk_metrics, semconv
 from otel_modtrack.regions import Kind, Phase, Region, Sink, Subject, Unit
@@ -235,23 +232,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write. A missed target is told, and is not an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options, settings = parse(parser, argv, Settings(rounds=20), "metrics.json")
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        del os.environ[name]  # filters of the caller's are not what is measured
+    forget_environment()  # filters of the caller's are not what is measured
     gc.collect()
     gc.freeze()  # what was imported is not walked in anyone's time
     results = [measure(name, settings) for name in UNITS]
     gc.unfreeze()
-    report = {
-        "environment": environment(),
-        "settings": dataclasses.asdict(settings) | {"quick": options.quick},
-        "results": results,
-    }
-    print(" ".join(f"{key}={value}" for key, value in report["environment"].items()))
-    for result in results:
-        print(f"\n{table(result)}")
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    say(f"\nwritten: {options.json}")
-    return 0
+    return publish(options, settings, results, table)
 
 
 if __name__ == "__main__":

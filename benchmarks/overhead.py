@@ -198,6 +198,58 @@ def parse(
     return options, settings
 
 
+def forget_environment() -> None:
+    """Where the caller exports to, limits and samplers of theirs, are not what is measured."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        del os.environ[name]
+
+
+def prepare() -> None:
+    """One thread of torch's, and nothing of the caller's."""
+    forget_environment()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's, about what is compared with
+
+
+def publish(
+    options: argparse.Namespace,
+    settings: Settings,
+    results: Sequence[dict[str, Any]],
+    tell: Callable[[dict[str, Any]], str],
+    targets: Sequence[str] | None = None,
+    **more: Any,
+) -> int:
+    """Print results and targets, and write all of it to the file that was asked for.
+
+    Args:
+        options: from `parse`.
+        settings: likewise.
+        results: what was measured.
+        tell: one of them as text.
+        targets: which were met and which were not, a line each; None for none.
+        more: that is written besides.
+
+    Returns:
+        The exit code.
+    """
+    report = {
+        "environment": environment(),
+        "settings": dataclasses.asdict(settings) | {"quick": options.quick},
+        "results": results,
+        **more,
+    }
+    print(" ".join(f"{key}={value}" for key, value in report["environment"].items()))
+    for result in results:
+        print(f"\n{tell(result)}")
+    if targets is not None:
+        print("\nTargets")
+        for target in targets:
+            print(f"  {target}")
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    say(f"\nwritten: {options.json}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, write. A missed target is told, and is not an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -208,11 +260,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="only this one; may be repeated",
     )
     options, settings = parse(parser, argv, Settings(), "overhead.json")
-    for name in [name for name in os.environ if name.startswith("OTEL_")]:
-        del os.environ[name]  # where the caller exports to is not what is measured
+    prepare()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells every start and stop
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch's, about the hooks that are compared with
     telemetry = Telemetry()
     try:
         gc.collect()
@@ -225,22 +274,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         gc.unfreeze()
         telemetry.close()
-    report = {
-        "environment": environment(),
-        "settings": dataclasses.asdict(settings) | {"quick": options.quick},
-        "results": results,
-        "spans_delivered": telemetry.exporter.delivered,
-        "verdicts": verdicts(results),
-    }
-    print(" ".join(f"{key}={value}" for key, value in report["environment"].items()))
-    for result in results:
-        print(f"\n{table(result)}")
-    print("\nTargets")
-    for verdict in report["verdicts"]:
-        print(f"  {verdict['text']}")
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    say(f"\nwritten: {options.json}")
-    return 0
+    found = verdicts(results)
+    return publish(
+        options,
+        settings,
+        results,
+        table,
+        [verdict["text"] for verdict in found],
+        spans_delivered=telemetry.exporter.delivered,
+        verdicts=found,
+    )
 
 
 if __name__ == "__main__":
