@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -10,12 +9,13 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from otel_modtrack.numerals import runs_in
 from otel_modtrack.order.difference import Difference, Side
 from otel_modtrack.order.model import Order
 from otel_modtrack.order.sequences import CALLS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "Kinds",
@@ -245,15 +245,9 @@ def names(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-2, 5``."""
     numbers = sorted(ranks)
     parts = []
-    for first, last in _runs(numbers):
+    for first, last in runs_in(numbers):
         parts.append(f"{first}" if first == last else f"{first}-{last}")
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    for _, together in itertools.groupby(enumerate(numbers), lambda one: one[1] - one[0]):
-        members = [number for _, number in together]
-        yield members[0], members[-1]
 
 
 def ranks_in(name: str) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_modtrack.numerals import plural
+from otel_modtrack.numerals import plural, runs_in
 from otel_modtrack.order.sequences import CALLS, SEQUENCES
 from otel_modtrack.view.faults import name_file
 from otel_modtrack.view.paint import printable
@@ -115,12 +115,7 @@ def tell_numbers(what: str, numbers: Sequence[int]) -> str:
     """``step 3``, ``steps 0 to 19``, ``steps 0, 2 and 4 to 7``, ``12 steps from 0 to 1,100``."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
+    runs = list(runs_in(numbers))
     if len(runs) > _RUNS_TOLD:
         return f"{plural(len(numbers), what)} from {numbers[0]} to {numbers[-1]}"
     told = []
