@@ -19,6 +19,8 @@ JOBS ?= 2
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the oldest supported torch has to pass.
 OLDEST_TORCH ?= 2.8.0
+# The last with a tracer of its own for torch.fx, which is tested, too.
+OLDEST_TRANSFORMERS ?= <5
 OLDEST_TESTS ?= tests/tracker tests/order $(wildcard tests/distributed/test_[cfot]*.py)
 
 VENV := .venv
@@ -107,5 +109,6 @@ $(READY): pyproject.toml scripts/make_venv.sh
 
 $(OLDEST_READY): pyproject.toml scripts/make_venv.sh scripts/find_oldest_python.sh
 	@oldest=$$(PYTHON="$(PYTHON)" scripts/find_oldest_python.sh); \
-	scripts/make_venv.sh $(OLDEST_VENV) "$$oldest" test "torch==$(OLDEST_TORCH)"
+	scripts/make_venv.sh $(OLDEST_VENV) "$$oldest" test "torch==$(OLDEST_TORCH)" \
+		"transformers$(OLDEST_TRANSFORMERS)"
 	@touch $@

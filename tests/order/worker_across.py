@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from otel_modtrack.order.difference import Difference
 
 AFTER_S = 0.8
-# Of those who answer; on a busy machine that may take its time. Leaving waits as long for the watch.
+# Of those who answer, which may take its time. Leaving waits for the watch as long.
 ANSWER_S = 20.0
 NO_ANSWER_S = 1.2
 TIMEOUT_S = 4  # of the groups that are to hang
