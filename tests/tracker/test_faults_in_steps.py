@@ -58,14 +58,22 @@ def everything() -> dict[str, object]:
     return patched_state() | codes
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections(quick_collections: None) -> None:
+    """Nor at what torch imports late, which the program run here makes it do."""
+    del quick_collections
+    with ModTracker() as tracker:
+        Whole().run(tracker)
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_open() -> Iterator[None]:
     """After each test nothing is on or open; the next test is spared if something is."""
     context, before = context_api.get_current(), everything()
     gc.collect()  # the optimizers of other tests
-    gc.freeze()  # else each tracker's search for optimizers looks through all of pytest
     yield
-    gc.unfreeze()
     state = THREADS.state
     left = (state.running, state.stretch, state.unit, state.optimizer, state.progress.open)
     was_on, after = CORE.on or CORE.resting, everything()

@@ -68,17 +68,13 @@ MOST_CALLS = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """A collection after each run is affordable if it looks at the run's objects only.
-
-    The program run here makes torch import what it imports late.
-    """
+def quick_collections(quick_collections: None) -> None:
+    """Nor at what torch imports late, which the program run here makes it do."""
+    del quick_collections
     for kind in ("checkpoint", "reentrant"):
         run((0, (kind, 0, (("layer", 0, ()),)), ("backward", "edge"), True, False))
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # -- random programs ------------------------------------------------------------------------------
