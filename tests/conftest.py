@@ -91,14 +91,19 @@ def patched_state() -> dict[str, object]:
     }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections() -> None:
-    """From now on no collection looks at what is there: torch, pytest, the other tests' modules.
-
-    Nor does a tracker that looks for optimizers. A collection takes a quarter of a second else.
-    """
+def keep_from_collections() -> None:
+    """From now on no collection looks at what is there, nor a tracker that looks for optimizers."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """One takes a quarter of a second where it looks at torch, pytest and the other tests, too.
+
+    A file of many collections makes torch import here what it imports late.
+    """
+    keep_from_collections()
 
 
 def pytest_unconfigure() -> None:

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, dataloader
 
 from otel_modtrack import ModTracker, Policy, semconv
 from otel_modtrack.core import CORE, THREADS
-from tests.conftest import patched_state
+from tests.conftest import keep_from_collections, patched_state
 from tests.tracker.stepped import Gan, Seen, Training, X, seen
 from tests.tracker.test_faults import Injection, Interrupt, Late, clean_up, plain_handler
 
@@ -59,13 +59,11 @@ def everything() -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick_collections(quick_collections: None) -> None:
-    """Nor at what torch imports late, which the program run here makes it do."""
-    del quick_collections
+def quick_collections() -> None:
+    """After a program that makes torch import what it imports late."""
     with ModTracker() as tracker:
         Whole().run(tracker)
-    gc.collect()
-    gc.freeze()
+    keep_from_collections()
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ from torch.utils.checkpoint import checkpoint
 
 from otel_modtrack import ModTracker, region
 from otel_modtrack.testing import Tree
-from tests.conftest import patched_state
+from tests.conftest import keep_from_collections, patched_state
 from tests.intervals import check_intervals
 from tests.same import generators, graph_of
 
@@ -68,13 +68,11 @@ MOST_CALLS = 50
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections(quick_collections: None) -> None:
-    """Nor at what torch imports late, which the program run here makes it do."""
-    del quick_collections
+def quick_collections() -> None:
+    """After a program that makes torch import what it imports late."""
     for kind in ("checkpoint", "reentrant"):
         run((0, (kind, 0, (("layer", 0, ()),)), ("backward", "edge"), True, False))
-    gc.collect()
-    gc.freeze()
+    keep_from_collections()
 
 
 # -- random programs ------------------------------------------------------------------------------

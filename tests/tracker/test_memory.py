@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 import otel_modtrack
 from otel_modtrack import ModTracker, Policy, region
 from otel_modtrack.comm import kernels
+from tests.conftest import keep_from_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +83,7 @@ def spans() -> Spans:
 @pytest.fixture(autouse=True)
 def quiet_heap() -> None:
     """Objects that were there before are not looked at."""
-    gc.collect()
-    gc.freeze()
+    keep_from_collections()
 
 
 def heap() -> tuple[int, int]:
