@@ -25,6 +25,7 @@ import otel_modtrack
 from otel_modtrack import ModTracker, Policy, region
 from otel_modtrack.comm import kernels
 from tests.conftest import keep_from_collections
+from tests.heap import traced_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,8 +90,8 @@ def quiet_heap() -> None:
 def heap() -> tuple[int, int]:
     """Objects that the collector knows, and bytes allocated in our code."""
     gc.collect()
-    ours = tracemalloc.take_snapshot().filter_traces(OURS)
-    return len(gc.get_objects()), sum(trace.size for trace in ours.traces)
+    objects = len(gc.get_objects())  # before the snapshot, which is of objects, too
+    return objects, traced_bytes(OURS)
 
 
 def yardstick() -> None:
