@@ -80,13 +80,18 @@ def spans() -> Spans:
     return Spans()
 
 
-@pytest.fixture(autouse=True)
-def quiet_heap() -> None:
-    """Objects that were there before are not looked at, nor what torch imports at a first step."""
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> None:
+    """After a step that makes torch import what it imports late."""
     model = Net()
     with ModTracker(model):
         model(X).sum().backward()
-    del model
+    keep_from_collections()
+
+
+@pytest.fixture(autouse=True)
+def quiet_heap() -> None:
+    """Objects that were there before are not looked at."""
     keep_from_collections()
 
 
