@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.auto.conftest import BIN, INSTRUMENT, PLAIN, RUN, paths
-from tests.processes.running import Program, poll
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.processes.running import Program
 
     Start = Callable[..., Program]
 

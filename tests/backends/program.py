@@ -8,21 +8,19 @@ import random
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tests.polling import TIMEOUT_S, poll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from typing_extensions import Self
 
 ROOT = Path(__file__).parents[2]
-
-START_TIMEOUT_S = 30
-STOP_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True)
@@ -44,15 +42,6 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def poll(check: Callable[[], Any], what: str, timeout_s: float = 20) -> Any:
-    """The first true value of `check()`; AssertionError naming `what` where none came in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := check()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.02)
-    return value
 
 
 def get(url: str, timeout_s: float = 10) -> str | None:
@@ -127,7 +116,7 @@ class Program:
                 cwd=self.folder,
             )
         try:
-            poll(self._ready, f"{self.binary.name} is ready", START_TIMEOUT_S)
+            poll(self._ready, f"{self.binary.name} is ready")
         except AssertionError:
             self.kill()
             raise
@@ -163,7 +152,7 @@ class Program:
             return
         process.send_signal(number)
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

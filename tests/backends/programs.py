@@ -17,8 +17,9 @@ import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from tests.backends.program import ROOT, Binaries, Program, free_port, get, poll
+from tests.backends.program import ROOT, Binaries, Program, free_port, get
 from tests.backends.spans import Span, from_otlp
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,6 @@ __all__ = [
     "free_port",
     "get",
     "narrowed",
-    "poll",
 ]
 
 # What a Collector of the tests does unless told otherwise: whatever it is sent is soon in a file.
@@ -135,15 +135,13 @@ class Collector(Program):
         """How many spans were written so far: quick for hundreds of thousands."""
         return sum(line.count(b'"startTimeUnixNano":') for line in self._lines())
 
-    def wait_for(
-        self, count: int, trace_id: str | None = None, timeout_s: float = 20
-    ) -> list[Span]:
+    def wait_for(self, count: int, trace_id: str | None = None) -> list[Span]:
         """The spans, once there are at least `count`."""
 
         def enough() -> bool:
             return (self.count() if trace_id is None else len(self.spans(trace_id))) >= count
 
-        poll(enough, f"{count} spans in the Collector's file", timeout_s)
+        poll(enough, f"{count} spans in the Collector's file")
         return self.spans(trace_id)
 
     def metrics(self) -> str:
@@ -202,9 +200,9 @@ class Jaeger(Program):
         body = get(f"{self.query_url}/api/v3/traces/{trace_id}")
         return from_otlp(json.loads(body)["result"]) if body else []
 
-    def wait_for(self, trace_id: str, count: int, timeout_s: float = 20) -> list[Span]:
+    def wait_for(self, trace_id: str, count: int) -> list[Span]:
         """The spans of a trace, once there are at least `count`."""
-        poll(lambda: len(self.trace(trace_id)) >= count, f"{count} spans in Jaeger", timeout_s)
+        poll(lambda: len(self.trace(trace_id)) >= count, f"{count} spans in Jaeger")
         return self.trace(trace_id)
 
     def services(self) -> list[str]:

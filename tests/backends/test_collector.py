@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.backends.programs import poll
 from tests.backends.ranks import SERVICE, samples, total
 from tests.backends.spans import ordered
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.backends.programs import ROOT, Program, get, poll
+from tests.backends.programs import ROOT, Program, get
 from tests.backends.ranks import samples
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

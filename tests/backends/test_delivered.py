@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_modtrack import semconv
-from tests.backends.programs import Collector, free_port, poll
+from tests.backends.programs import Collector, free_port
 from tests.backends.worker_traced import Traced
 from tests.delivery.certificates import make_files
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

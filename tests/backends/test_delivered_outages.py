@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.backends.programs import TO_FILE, narrowed, poll
+from tests.backends.programs import TO_FILE, narrowed
 from tests.backends.spans import from_otlp
 from tests.backends.worker_traced import Traced
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.backends.programs import ROOT, poll
+from tests.backends.programs import ROOT
 from tests.backends.worker_traced import Traced
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.backends import asked
-from tests.backends.programs import Jaeger, free_port, poll
+from tests.backends.programs import Jaeger, free_port
 from tests.backends.queries import (
     BACKWARD,
     BYTES,
@@ -34,6 +34,7 @@ from tests.backends.queries import (
     run,
 )
 from tests.backends.spans import Span, from_otlp
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
-from tests.backends.programs import ROOT, free_port, get, poll
+from tests.backends.programs import ROOT, free_port, get
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.sdk.resources import Resource
@@ -17,7 +16,7 @@ from otel_modtrack.pipeline import Processor
 from tests.delivery.receiver import GrpcReceiver, HttpReceiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import pytest
 
@@ -30,15 +29,6 @@ EXIT_TIMEOUT_S = 5.0
 def receiver_for(protocol: str, **others: Any) -> Receiver:
     """A receiver that speaks it; not started."""
     return (GrpcReceiver if protocol == "grpc" else HttpReceiver)(**others)
-
-
-def poll(check: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
-    """The first true value of `check()`; AssertionError naming `what` where none came in time."""
-    end_s = time.monotonic() + timeout_s
-    while not (value := check()):
-        assert time.monotonic() < end_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.005)
-    return value
 
 
 class Pipe:

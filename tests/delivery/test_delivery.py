@@ -18,7 +18,8 @@ from otel_modtrack.otlp.senders import ExporterSender, FileSender
 from otel_modtrack.version import __version__
 from tests.delivery.answers import INVALID, TAKE, Answer, busy
 from tests.delivery.certificates import make_files
-from tests.delivery.pipes import PROTOCOLS, connected, pipe, poll, receiver_for
+from tests.delivery.pipes import PROTOCOLS, connected, pipe, receiver_for
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,7 @@ def test_encrypted(environment: pytest.MonkeyPatch, protocol: str) -> None:
     """The server is checked against the authority that is named, and refused without it."""
     server = make_files("server")
     with connected(environment, protocol, tls=server) as receiver:
-        with pipe(exit_s=1) as made:
+        with pipe(exit_s=10) as made:
             made.produce(3)
         reason = "UNAVAILABLE" if protocol == GRPC else "TLS failed"
         assert (made.counts.lost_by_reason, receiver.span_ids()) == ({reason: 3}, [])
@@ -98,7 +99,7 @@ def test_both_sides_show_a_certificate(environment: pytest.MonkeyPatch, protocol
     server, client = make_files("server"), make_files("client")
     environment.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", str(server.authority))
     with connected(environment, protocol, tls=server, mutual=True) as receiver:
-        with pipe(exit_s=1) as made:
+        with pipe(exit_s=10) as made:
             made.produce(3)
         made.check_sum()
         assert (made.counts.lost, receiver.span_ids()) == (3, [])

@@ -17,9 +17,10 @@ from otel_modtrack.otlp.settings import read_endpoint
 from otel_modtrack.pipeline import build
 from tests.delivery.answers import TAKE, Answer, busy
 from tests.delivery.certificates import make_files
-from tests.delivery.pipes import connected, pipe, poll, receiver_for
+from tests.delivery.pipes import connected, pipe, receiver_for
 from tests.delivery.programs import run
 from tests.delivery.receiver import HttpReceiver
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,9 +152,9 @@ def test_credentials_in_the_address(
         receiver.script(Answer(400, text=SECRET), busy(0.1), TAKE)
         with pipe() as made:
             made.produce(1)
-            assert made.delivery.flush(5)
+            assert made.delivery.flush(10)
             made.produce(1)
-            assert made.delivery.flush(5)
+            assert made.delivery.flush(10)
         assert (made.counts.delivered, made.counts.lost) == (1, 1)
         request = receiver.requests[-1]
         assert request.path == f"/otlp/v1/traces?key={SECRET}"

@@ -15,7 +15,8 @@ from torch import nn
 from otel_modtrack import ModTracker, region
 from tests.backends.programs import free_port
 from tests.delivery.answers import INVALID, NEVER, Answer, busy
-from tests.delivery.pipes import Pipe, black_hole, connected, pipe, poll, receiver_for
+from tests.delivery.pipes import Pipe, black_hole, connected, pipe, receiver_for
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

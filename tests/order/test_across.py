@@ -27,6 +27,7 @@ from otel_modtrack.order.across import compare_ranks
 from otel_modtrack.order.judging import judge
 from otel_modtrack.order.positions import Launched, Moment, Position, Report, Work
 from otel_modtrack.order.watch import OrderWatch
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -394,6 +395,12 @@ def test_a_store_that_does_not_answer(
 ) -> None:
     """The rank tells where it is itself, once; the program goes on."""
 
+    def wait_until_told(*_: Any) -> None:
+        until = time.monotonic() + TIMEOUT_S  # not by `poll`: this is the line that is told
+        while not caplog.records and time.monotonic() < until:
+            waited.wait(0.05)
+        waited.wait(0.2)  # not again
+
     class Talk:
         rank, world, answered = 1, 2, 0
 
@@ -410,7 +417,7 @@ def test_a_store_that_does_not_answer(
     monkeypatch.setattr(watch, "Talk", Talk)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     with ModTracker(model), OrderWatch(after=0.05) as watched:
-        handle = model.register_forward_hook(lambda *_: waited.wait(0.4) and None)
+        handle = model.register_forward_hook(wait_until_told)
         model(torch.ones(1, 2))
         handle.remove()
     assert [one.levelname for one in caplog.records] == ["WARNING"]
@@ -430,10 +437,10 @@ def test_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
         raise LookupError("a fault")
 
     monkeypatch.setattr(watch, "_default_group", fail)
-    model, waited = nn.Linear(2, 2), threading.Event()
+    model = nn.Linear(2, 2)
     with ModTracker(model), OrderWatch(after=0.01) as watched:
         model(torch.ones(1, 2))
-        waited.wait(0.1)
+        poll(lambda: caplog.messages, "it is said")
         assert watched.is_on
     assert caplog.messages == ["the order is not watched any more"]
     assert not watched.is_on

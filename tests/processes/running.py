@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from typing_extensions import Self
 
-__all__ = ["Program", "Receiver", "Span", "poll"]
+__all__ = ["Program", "Receiver", "Span"]
 
 HERE = Path(__file__).parent
 # Nothing takes this long unless it hangs, also where others use the machine.
@@ -27,15 +26,6 @@ TIMEOUT_S = 240
 _numbers = itertools.count(1)
 
 Span = dict[str, Any]
-
-
-def poll(check: Callable[[], Any], what: str) -> Any:
-    """The first true value of `check()`."""
-    end_s = time.monotonic() + TIMEOUT_S
-    while not (found := check()):
-        assert time.monotonic() < end_s, f"{what}: not within {TIMEOUT_S} s"
-        time.sleep(0.01)
-    return found
 
 
 class Receiver:

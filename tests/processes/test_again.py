@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.running import HERE, Program, poll
+from tests.polling import poll
+from tests.processes.running import HERE, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes.running import poll
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -284,9 +284,9 @@ def test_cost_is_linear() -> None:
         with ModTracker(net, tracer_provider=provider):
             taken = []
             for _ in range(2):
-                begun = time.perf_counter()
+                begun = time.thread_time()
                 net(torch.ones(1, 2)).sum().backward()
-                taken.append(time.perf_counter() - begun)
+                taken.append(time.thread_time() - begun)
         return min(taken)
 
     assert seconds(5_000) < 35 * seconds(500)
