@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
@@ -53,9 +53,7 @@ def test_it_agrees() -> None:
     assert agrees()
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(records(), st.sets(st.integers(0, 7)))
 def test_any_records(made: list[Record], real: set[int]) -> None:
     """Whatever is in them, also where some of the batch are spans: nothing is missing or other."""
@@ -65,9 +63,7 @@ def test_any_records(made: list[Record], real: set[int]) -> None:
 
 
 @pytest.mark.skipif(not HAS_JSON, reason="the JSON encoder is not installed")
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(records(), st.sets(st.integers(0, 7)))
 def test_any_records_as_json(made: list[Record], real: set[int]) -> None:
     """The same for OTLP JSON; what looks like a stand-in, or a format, is a text like any other."""
@@ -85,7 +81,7 @@ def test_any_records_as_json(made: list[Record], real: set[int]) -> None:
     assert from_json(encode_json(mixed)) == from_json(json.dumps(stock_json(spans).to_dict()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.booleans(), min_size=1, max_size=300))
 def test_the_same_bytes(linked: list[bool]) -> None:
     """Spans of one place are not only decoded alike: lengths of one, two and three bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from otel_modtrack.view.lanes import lay_out
 from otel_modtrack.view.model import Node, Process, Span, build_trees
@@ -28,7 +28,6 @@ def forests(draw: st.DrawFn) -> list[Span]:
     return spans
 
 
-@settings(deadline=None)
 @given(forests())
 def test_any_spans(spans: list[Span]) -> None:
     """Every span is in one lane; what is open around it is its parent there, and holds it."""

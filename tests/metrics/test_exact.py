@@ -76,7 +76,7 @@ def told(reader: InMemoryMetricReader) -> dict[tuple[Any, ...], dict[str, Any]]:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(units=UNITS, traced=strategies.booleans())
 def test_durations_are_exact(units: list[list[Call]], traced: bool) -> None:
     """Counts, sums, buckets, least and most, for a cumulative and a delta reader at once."""

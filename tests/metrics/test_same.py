@@ -96,7 +96,7 @@ def run(
 
 
 @pytest.mark.parametrize("views", VIEWS)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     units=UNITS,
     chooser=strategies.sampled_from(

@@ -54,8 +54,6 @@ SEARCH = int(os.environ.get("MODTRACK_EXAMPLES", "0"))
 PROPERTY = settings(
     max_examples=SEARCH or 50,
     derandomize=not SEARCH,
-    database=None,
-    deadline=None,
     print_blob=True,
     # Shrinking what failed takes minutes: for a search only.
     phases=[Phase.generate, Phase.shrink] if SEARCH else [Phase.generate],

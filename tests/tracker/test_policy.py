@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -439,9 +439,7 @@ POLICIES = st.builds(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(policy=POLICIES, calls=st.lists(st.integers(1, 3), min_size=1, max_size=6), data=st.data())
 def test_the_sums_stay_exact(
     whole: list[Region], policy: Policy, calls: list[int], data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from otel_modtrack.usage import UsageError
 from otel_modtrack.view.choose import Selection, Units, choose_units
@@ -200,7 +200,6 @@ def test_slower_is_red_and_faster_is_green() -> None:
     assert "\033[32m-3.000\033[0m" in text
 
 
-@settings(deadline=None)
 @given(st.integers(0), st.integers(0))
 def test_differences_add_up_to_that_of_the_step(first: int, second: int) -> None:
     """Of own times: nothing is counted twice, and nothing is missing."""

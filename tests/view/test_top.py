@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from otel_modtrack.view.model import Span, build_trees
 from otel_modtrack.view.narrow import Narrowing
@@ -177,7 +177,6 @@ def covered_ns(spans: list[Span], fqn: str) -> int:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(0))
 def test_own_times_add_up_to_the_steps(seed: int) -> None:
     """However spans nest, the rows' own times are the steps' durations, by template and by fqn."""
@@ -194,7 +193,6 @@ def test_own_times_add_up_to_the_steps(seed: int) -> None:
             assert row.mean_ns <= row.longest_ns
 
 
-@settings(deadline=None)
 @given(st.integers(0))
 def test_total_is_the_time_in_which_a_module_runs(seed: int) -> None:
     """On one thread, the total of a module that may run in itself is the time that it covers."""
