@@ -117,6 +117,7 @@ class Program:
                 **receiver.environment(),
                 "OTEL_METRICS_EXPORTER": "none",
                 "OTEL_SERVICE_NAME": self.service,
+                "OTEL_PYTHON_MODTRACK_EXIT_TIMEOUT": "60",  # on a busy machine, too, all arrives
                 **({"OTEL_EXPORTER_OTLP_HEADERS": f"x-wait={self.service}"} if waits else {}),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": os.pathsep.join(

@@ -320,7 +320,8 @@ def test_sigterm_while_the_program_records_a_metric(start: Start) -> None:
             counter.add(1)
             counter.add(Interrupted(1))
         """),
-        {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_PYTHON_MODTRACK_EXIT_TIMEOUT": "2"},
+        # The metrics wait for that lock until their share of it is over.
+        {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_PYTHON_MODTRACK_EXIT_TIMEOUT": "4"},
     )
     assert running.wait() == -signal.SIGTERM
     assert running.names == ["one"]
