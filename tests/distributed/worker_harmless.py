@@ -997,9 +997,16 @@ def failure(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def all_ranks(**options: Any) -> Any:
-    """A group of its own, which may break."""
-    return dist.new_group([0, 1], **options)
+def all_ranks() -> Any:
+    """A group of its own."""
+    return dist.new_group([0, 1])
+
+
+def breakable() -> Any:
+    """The same, connected on both: a rank that is slow still connects while the other breaks it."""
+    group = all_ranks()
+    dist.barrier()
+    return group
 
 
 @failure
@@ -1011,19 +1018,19 @@ def output_of_another_shape() -> None:
 @failure
 def output_of_another_shape_functional() -> None:
     """Refused inside a functional collective."""
-    funcol.reduce_scatter_tensor(torch.ones(3), "sum", 0, all_ranks()).wait()
+    funcol.reduce_scatter_tensor(torch.ones(3), "sum", 0, breakable()).wait()
 
 
 @failure
 def operation_refused_when_waited_for() -> None:
     """The work raises."""
-    dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND, group=all_ranks())
+    dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND, group=breakable())
 
 
 @failure
 def operation_refused_when_waited_for_later() -> None:
     """The work raises, later."""
-    group = all_ranks()
+    group = breakable()
     work = dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND, group=group, async_op=True)
     work.wait()
 
@@ -1032,7 +1039,7 @@ def operation_refused_when_waited_for_later() -> None:
 def ranks_of_different_shapes() -> None:
     """Whatever gloo makes of it."""
     tensor = torch.ones(2 + 3 * dist.get_rank())
-    dist.broadcast(tensor, 0, group=all_ranks(timeout=timedelta(seconds=2)))
+    dist.broadcast(tensor, 0, group=breakable())
 
 
 @failure
@@ -1044,7 +1051,7 @@ def group_that_is_not_there() -> None:
 @failure
 def group_that_was_destroyed() -> None:
     """It says so, or warns."""
-    group = all_ranks()
+    group = breakable()
     dist.destroy_process_group(group)
     dist.all_reduce(torch.ones(2), group=group)
     dist.barrier(group=group)
@@ -1054,7 +1061,7 @@ def group_that_was_destroyed() -> None:
 @failure
 def peer_that_is_gone() -> None:
     """The other end of the connection is closed."""
-    group = all_ranks(timeout=timedelta(seconds=5))
+    group = breakable()
     x = torch.ones(2)
     dist.all_reduce(x, group=group)
     if dist.get_rank() == 1:
@@ -1069,7 +1076,7 @@ def peer_that_is_gone() -> None:
 @failure
 def barrier_that_times_out() -> None:
     """One rank does not come."""
-    group = all_ranks()
+    group = breakable()
     if dist.get_rank() == 0:
         dist.monitored_barrier(group, timeout=SHORT)
 
@@ -1077,7 +1084,7 @@ def barrier_that_times_out() -> None:
 @failure
 def receive_that_times_out() -> None:
     """Nothing is sent."""
-    group = all_ranks()
+    group = breakable()
     if dist.get_rank() == 0:
         dist.irecv(torch.ones(2), src=1, group=group).wait(SHORT)
 
@@ -1111,7 +1118,7 @@ def hook_whose_future_raises() -> None:
 @failure
 def block_of_coalesced_that_raises() -> None:
     """The user's, between collectives that are launched together."""
-    group = all_ranks()  # it does not go on after this
+    group = breakable()  # it does not go on after this
     with dist._coalescing_manager(group, async_ops=True):
         dist.all_reduce(torch.ones(2), group=group)
         raise KeyError("mine")
