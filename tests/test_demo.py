@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,6 +40,7 @@ from otel_modtrack.usage import UsageError
 from otel_modtrack.view.choose import Selection, choose_units
 from otel_modtrack.view.model import Node, build_trees
 from otel_modtrack.view.reader import read_files
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -292,9 +292,7 @@ def grpc_backend(requests: list[ExportTraceServiceRequest]) -> Iterator[str]:
     finally:
         server.stop(grace=None).wait()
         pool.shutdown()
-        give_up_s = time.monotonic() + 30
-        while threading.active_count() > before and time.monotonic() < give_up_s:
-            time.sleep(0.01)  # its own thread ends a little later
+        poll(lambda: threading.active_count() <= before, "its own thread has ended", 30)
 
 
 def span_ids(requests: Sequence[ExportTraceServiceRequest]) -> list[str]:

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,7 @@ import httpx
 import pytest
 
 from tests.backends.spans import Span, from_otlp
+from tests.polling import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,21 +107,18 @@ def service(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     ) as running:
         try:
             url = f"http://127.0.0.1:{port}"
-            deadline_s = time.monotonic() + DEADLINE_S
-            while not is_ready(url):
-                assert running.poll() is None, running.stderr and running.stderr.read()
-                assert time.monotonic() < deadline_s, "the service does not come up"
+            poll(lambda: is_ready(running, url), "the service comes up", DEADLINE_S)
             yield running, url
         finally:
             running.kill()
 
 
-def is_ready(url: str) -> bool:
-    """Whether the service answers, with a moment to wait where it does not."""
+def is_ready(running: subprocess.Popen[str], url: str) -> bool:
+    """Whether the service answers; fails with what it said where it has ended."""
+    assert running.poll() is None, running.stderr and running.stderr.read()
     try:
         return httpx.get(f"{url}/health", trust_env=False).is_success
     except httpx.ConnectError:
-        time.sleep(0.05)
         return False
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("http/protobuf", "http/json", "grpc")
 EXIT_TIMEOUT_S = 5.0
+SLACK_S = 5.0  # what a busy machine may take on top; whoever waits for an answer takes longer
 
 
 def receiver_for(protocol: str, **others: Any) -> Receiver:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.backends.programs import free_port
 from tests.delivery.answers import INVALID, NEVER, TAKE, busy
-from tests.delivery.pipes import black_hole, receiver_for
+from tests.delivery.pipes import SLACK_S, black_hole, receiver_for
 from tests.delivery.programs import run
 from tests.delivery.receiver import HttpReceiver
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tests.delivery.receiver import Receiver
 
 EXIT_TIMEOUT_S = 1.0
-SLACK_S = 5.0  # what a busy machine may take on top; whoever waits for an answer takes longer
 EXPORTED = "otel.sdk.exporter.span.exported"
 
 both_transports = pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends.programs import free_port
 from tests.delivery.answers import NEVER, TAKE, Answer, busy
-from tests.delivery.pipes import connected, pipe, receiver_for
+from tests.delivery.pipes import SLACK_S, connected, pipe, receiver_for
 from tests.polling import poll
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.delivery.pipes import Pipe
 
 HTTP, GRPC = "http/protobuf", "grpc"
-SLACK_S = 5.0  # what a busy machine may take on top; whoever waits for an answer takes longer
 
 both_transports = pytest.mark.parametrize("protocol", [HTTP, GRPC])
 
